@@ -1,0 +1,1 @@
+"""Training-time readers. Light: no Beam, no torch, no RETURNN."""

@@ -1,0 +1,1 @@
+"""File formats and storage. Nothing in here imports Beam."""

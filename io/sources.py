@@ -1,0 +1,79 @@
+"""One interface for all kinds of sources, and the table of the kinds."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+
+from .errors import ConfigError
+from .records import SourceIndex, StreamSpec
+
+
+class Source(Protocol):
+    """An opened source file of one stream. Read-only, and used by one thread at a time."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def index(self) -> SourceIndex:
+        """Lists the sequences without decoding their payload.
+
+        Raises:
+            SourceFormatError: if the file as a whole is damaged. A damaged entry is no exception:
+                it goes to `SourceIndex.damaged`.
+        """
+        ...
+
+    def read_many(
+        self,
+        position: np.ndarray,
+        length: np.ndarray,
+        num_bytes: np.ndarray,
+        raw_bytes: np.ndarray,
+        out: np.ndarray,
+        start: np.ndarray,
+    ) -> None:
+        """Copies or decodes sequences into one array.
+
+        Sequence i, as `index` described it, goes to `out[start[i] : start[i] + length[i]]`.
+
+        Args:
+            position, length, num_bytes, raw_bytes: int64 columns of `SourceIndex`, any order.
+            out: array [frames, *shape] of the stream's format, C-contiguous.
+            start: int64, the first frame of each sequence in `out`.
+
+        Raises:
+            SourceFormatError: with `position` set to that of the sequence, if a payload does not
+                decode to what its headers promise.
+        """
+        ...
+
+
+def open_source(spec: StreamSpec, path: str) -> Source:
+    """Opens a local source file as its stream's kind demands."""
+    match spec.source:
+        case "sprint-features":
+            from .sprint.source import FeatureSource
+
+            return FeatureSource(path)
+        case "sprint-alignment":
+            from .sprint.source import AlignmentSource
+
+            return AlignmentSource(path, spec)
+        case "hdf":
+            from .hdf.source import HdfSource
+
+            return HdfSource(path, spec.key)
+        case kind:
+            raise ConfigError(
+                f"unknown source kind {kind!r} of stream {spec.name!r}",
+                expected="sprint-features, sprint-alignment or hdf",
+            )
