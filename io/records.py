@@ -35,6 +35,7 @@ class StreamSpec:
     phonemes: str | None = None
     silence: str = "[SILENCE]"
     num_labels: int | None = None
+    soft: str = "error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,253 @@
+"""The TOML configuration of a build: which streams, from which files, which sequences."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import xxhash
+
+from . import storage
+from .errors import ConfigError, SourceNotFoundError
+from .records import StreamSpec
+
+SourceKind = Literal["sprint-features", "sprint-alignment", "hdf"]
+WILDCARDS = frozenset("*?[")
+
+
+class StreamTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`[streams.NAME]` as written."""
+
+    source: SourceKind
+    files: str | list[str]
+    key: str | None = None
+    allophones: str | None = None
+    state_tying: str | None = None
+    phonemes: str | None = None
+    silence: str = "[SILENCE]"
+    num_labels: int | None = None
+    soft: Literal["error", "best"] = "error"
+
+
+class SequencesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`[sequences]` as written."""
+
+    on_missing: Literal["error", "drop"] = "error"
+    segments: str | None = None
+    min_length: int = 0
+    max_length: int | None = None
+
+
+class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The whole file as written."""
+
+    streams: dict[str, StreamTable]
+    sequences: SequencesTable = SequencesTable()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of one stream.
+
+    Attributes:
+        ordinal: its place among all files of all streams, in the order of the configuration.
+        spec: the stream that it belongs to.
+        path: where to open it.
+        name: the path as the manifest shows it: relative to the configuration's folder where it
+            was given so, which keeps a dataset independent of where its sources stand.
+    """
+
+    ordinal: int
+    spec: StreamSpec
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A checked configuration with all its files resolved.
+
+    Attributes:
+        streams: in the order of the configuration; the first one decides the default order and
+            is the one whose length the limits are about.
+        sources: all files of all streams.
+        on_missing: "error" or "drop".
+        segments: path of the list of tags to keep, or None.
+        min_length, max_length: limits in frames of the first stream, inclusive; None is no limit.
+        digest: hash of everything above, of the label files' and the segment list's content.
+    """
+
+    streams: tuple[StreamSpec, ...]
+    sources: tuple[SourceFile, ...]
+    on_missing: str
+    segments: str | None
+    min_length: int
+    max_length: int | None
+    digest: str
+
+
+def load_corpus(path: str) -> Corpus:
+    """Reads, checks and resolves a configuration file.
+
+    Raises:
+        ConfigError: for anything wrong with the file itself.
+        SourceNotFoundError: for a file, glob or bundle member that is not there.
+    """
+    if not storage.exists(path):
+        raise ConfigError("there is no such configuration file", path, hint="Check --config.")
+    config = _parse(path, storage.read_bytes(path))
+    folder = path.rpartition("/")[0] if storage.is_url(path) else os.path.dirname(path)
+    return _resolve(config, path, folder or ".")
+
+
+def _parse(path: str, data: bytes) -> ConfigFile:
+    try:
+        config = msgspec.convert(tomllib.loads(data.decode("utf-8")), ConfigFile)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"this is not valid TOML: {error}", path) from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            str(error).replace("Object", "the table").replace("`$.", "`"),
+            path,
+            hint="See the configuration section of the README for what may stand there.",
+        ) from error
+    if not config.streams:
+        raise ConfigError("no [streams.NAME] table", path, hint="Describe at least one stream.")
+    for name, table in config.streams.items():
+        _check_stream(path, name, table)
+    limits = config.sequences
+    if limits.min_length < 0 or (
+        limits.max_length is not None and limits.max_length < limits.min_length
+    ):
+        raise ConfigError(
+            "min_length and max_length leave no length",
+            path,
+            entry="sequences",
+            found=f"{limits.min_length} and {limits.max_length}",
+        )
+    return config
+
+
+def _check_stream(path: str, name: str, table: StreamTable) -> None:
+    where = f"streams.{name}"
+    if not name or set(name) & set("/.\0") or name == "inputs":
+        raise ConfigError(
+            "a stream's name becomes an HDF name and a column: no '/', '.', not 'inputs'",
+            path,
+            entry=where,
+        )
+    if not table.files:
+        raise ConfigError("no files given", path, entry=where, hint="Set files = [...].")
+    labels = (table.allophones, table.state_tying, table.phonemes, table.num_labels)
+    if table.source != "sprint-alignment" and any(value is not None for value in labels):
+        raise ConfigError(
+            "allophones, state_tying, phonemes and num_labels are for sprint-alignment only",
+            path,
+            entry=where,
+            found=f"source = {table.source!r}",
+        )
+    if table.source == "sprint-alignment":
+        mapped = table.allophones and (table.state_tying or table.phonemes)
+        if not mapped and table.state_tying is None and table.num_labels is None:
+            raise ConfigError(
+                "an alignment needs allophones with state_tying (or phonemes)",
+                path,
+                entry=where,
+                hint="For emission ids, state_tying or num_labels alone is enough.",
+            )
+    if table.source != "hdf" and table.key is not None:
+        raise ConfigError("key is for hdf sources only", path, entry=where)
+
+
+def _resolve(config: ConfigFile, path: str, folder: str) -> Corpus:
+    streams, sources, ordinals = [], [], {}
+    for name, table in config.streams.items():
+        spec = _stream_spec(name, table, path, folder)
+        streams.append(spec)
+        for file in _resolve_files(table, f"streams.{name}", path, folder):
+            if (name, file) not in ordinals:
+                ordinals[name, file] = len(sources)
+                sources.append(SourceFile(len(sources), spec, file, _display(file, folder)))
+    limits = config.sequences
+    segments = None if limits.segments is None else storage.join(folder, limits.segments)
+    for extra in filter(None, [segments, *(f for s in streams for f in _label_files(s))]):
+        storage.stamp(extra)
+    return Corpus(
+        tuple(streams),
+        tuple(sources),
+        limits.on_missing,
+        segments,
+        limits.min_length,
+        limits.max_length,
+        _digest(config, streams, sources, segments),
+    )
+
+
+def _stream_spec(name: str, table: StreamTable, path: str, folder: str) -> StreamSpec:
+    def place(file: str | None) -> str | None:
+        return None if file is None else storage.join(folder, file)
+
+    return StreamSpec(
+        name=name,
+        source=table.source,
+        key=table.key or (name if table.source == "hdf" else "data"),
+        allophones=place(table.allophones),
+        state_tying=place(table.state_tying),
+        phonemes=place(table.phonemes),
+        silence=table.silence,
+        num_labels=table.num_labels,
+        soft=table.soft,
+    )
+
+
+def _resolve_files(table: StreamTable, where: str, path: str, folder: str) -> Iterator[str]:
+    patterns = [table.files] if isinstance(table.files, str) else table.files
+    for pattern in patterns:
+        full = storage.join(folder, pattern)
+        if WILDCARDS & set(pattern):
+            found = storage.glob(full)
+        else:
+            found = [full] if storage.exists(full) else []
+        if not found:
+            kind = "this glob matches no file" if WILDCARDS & set(pattern) else "no such file"
+            raise SourceNotFoundError(
+                kind, full, hint=f"It is named in {where}.files of {path}."
+            )
+        for file in found:
+            if file.endswith(".bundle") and table.source.startswith("sprint"):
+                from .sprint.bundle import read_bundle
+
+                yield from read_bundle(file)
+            else:
+                yield file
+
+
+def _display(file: str, folder: str) -> str:
+    if storage.is_url(file):
+        return file
+    relative = os.path.relpath(file, folder)
+    return file if relative.startswith("..") and os.path.isabs(file) else relative
+
+
+def _label_files(spec: StreamSpec) -> list[str]:
+    return [f for f in (spec.allophones, spec.state_tying, spec.phonemes) if f is not None]
+
+
+def _digest(
+    config: ConfigFile, streams: list[StreamSpec], sources: list[SourceFile], segments: str | None
+) -> str:
+    """Hash of the meaning of a configuration: paths as displayed, label files by content."""
+    hasher = xxhash.xxh3_128()
+    tables = {name: msgspec.structs.replace(table, files=[]) for name, table in config.streams.items()}
+    hasher.update(msgspec.json.encode([list(tables.items()), config.sequences]))
+    hasher.update(msgspec.json.encode([(s.spec.name, s.name) for s in sources]))
+    extra = [file for spec in streams for file in _label_files(spec)]
+    for file in [*extra, *([segments] if segments else [])]:
+        content = storage.read_bytes(file)
+        hasher.update(len(content).to_bytes(8, "little"))
+        hasher.update(content)
+    return hasher.hexdigest()

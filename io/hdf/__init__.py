@@ -1,0 +1,1 @@
+"""HDF files in RETURNN's layout: as sources, and as the shards of a dataset."""

@@ -1,0 +1,196 @@
+"""manifest.json: what a dataset is. See docs/format.md."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from . import storage
+from .errors import ManifestError, ManifestVersionError
+
+FORMAT = "seqshard"
+VERSION = 1
+MANIFEST_NAME = "manifest.json"
+INDEX_NAME = "index.arrow"
+REJECTED_NAME = "rejected.jsonl"
+PROVENANCE_NAME = "provenance.json"
+
+
+def shard_name(shard: int, num_shards: int) -> str:
+    """File name of a shard, for example data-00007-of-00064.hdf."""
+    return f"data-{shard:05d}-of-{num_shards:05d}.hdf"
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """Format of a stream; `shape` are the axes behind time."""
+
+    dtype: str
+    dim: int
+    ndim: int
+    sparse: bool
+    shape: tuple[int, ...]
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """A source file: where it was relative to the configuration, and how much came from it."""
+
+    stream: str
+    path: str
+    num_bytes: int
+    num_seqs: int
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """A stream's array in a shard: first byte, and shape [frames, *frame shape]."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One shard. `num_bytes` is the payload; `file_bytes` the whole file, which the hash covers."""
+
+    path: str
+    num_seqs: int
+    num_frames: dict[str, int]
+    num_bytes: int
+    file_bytes: int
+    xxh3_128: str
+    arrays: dict[str, ArrayInfo]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file beside the manifest, with its hash."""
+
+    path: str
+    num_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole manifest. `plan` identifies configuration and sources; equal plans, equal bytes."""
+
+    format: str
+    version: int
+    plan: str
+    seq_ordering: str
+    streams: dict[str, StreamInfo]
+    num_seqs: int
+    num_frames: dict[str, int]
+    num_bytes: int
+    num_rejected: int
+    sources: tuple[SourceInfo, ...]
+    shards: tuple[ShardInfo, ...]
+    index: FileInfo
+    rejected: FileInfo | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def load_manifest(path: str) -> Manifest:
+    """Reads and checks a manifest.
+
+    Args:
+        path: manifest.json, or the folder that holds it.
+
+    Raises:
+        ManifestError: if it is absent or malformed, or names a path outside its folder.
+        ManifestVersionError: if its version is unknown.
+    """
+    path = manifest_path(path)
+    if not storage.exists(path):
+        raise ManifestError(
+            "there is no manifest, so this is not a (complete) dataset",
+            path,
+            hint="Run the build again; it continues where it stopped.",
+        )
+    data = storage.read_bytes(path)
+    try:
+        head = msgspec.json.decode(data, type=dict[str, Any])
+        if head.get("format") != FORMAT:
+            raise ManifestError(
+                "this is not a manifest of a dataset",
+                path,
+                expected=f'"format": "{FORMAT}"',
+                found=repr(head.get("format")),
+            )
+        if head.get("version") != VERSION:
+            raise ManifestVersionError(
+                "this format version is unknown",
+                path,
+                expected=str(VERSION),
+                found=repr(head.get("version")),
+                hint="Update seqshard.",
+            )
+        manifest = msgspec.convert(head, Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ManifestError(f"the manifest is malformed: {error}", path) from error
+    _check(manifest, path)
+    return manifest
+
+
+def manifest_path(path: str) -> str:
+    """The manifest's own path, given itself or its folder."""
+    return path if path.endswith(".json") else storage.join(path, MANIFEST_NAME)
+
+
+def folder_of(path: str) -> str:
+    """The folder in which a manifest stands."""
+    return posixpath.dirname(manifest_path(path)) or "."
+
+
+def _check(manifest: Manifest, path: str) -> None:
+    files = [shard.path for shard in manifest.shards]
+    files += [info.path for info in (manifest.index, manifest.rejected) if info is not None]
+    for name in files:
+        if not name or "/" in name or "\\" in name or "://" in name or name.startswith("."):
+            raise ManifestError(
+                "the manifest names a file outside its folder",
+                path,
+                found=repr(name),
+                hint="Do not use this dataset unless you know where it comes from.",
+            )
+    for shard in manifest.shards:
+        _check_shard(manifest, shard, path)
+    totals = {
+        "num_seqs": (manifest.num_seqs, sum(s.num_seqs for s in manifest.shards)),
+        "num_bytes": (manifest.num_bytes, sum(s.num_bytes for s in manifest.shards)),
+    }
+    for what, (stated, found) in totals.items():
+        if stated != found:
+            raise ManifestError(
+                f"{what} is not the sum over the shards",
+                path,
+                expected=str(stated),
+                found=str(found),
+            )
+
+
+def _check_shard(manifest: Manifest, shard: ShardInfo, path: str) -> None:
+    if set(shard.arrays) != set(manifest.streams) or set(shard.num_frames) != set(shard.arrays):
+        raise ManifestError("a shard does not have the streams of the dataset", path, shard.path)
+    for name, array in shard.arrays.items():
+        stream = manifest.streams[name]
+        shape = (shard.num_frames[name], *stream.shape)
+        if array.shape != shape or array.offset < 0 or min(shape) < 0:
+            raise ManifestError(
+                f"the array of stream {name!r} is described inconsistently",
+                path,
+                shard.path,
+                expected=f"shape {shape}",
+                found=f"shape {array.shape} at byte {array.offset}",
+            )

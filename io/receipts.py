@@ -1,0 +1,135 @@
+"""What a finished shard leaves behind: its row of the manifest and its part of the index.
+
+A receipt is written after its shard stands under its final name. Whoever finds a receipt of the
+same plan, and a shard whose bytes still have the receipt's hash, need not write that shard again:
+that is how a build resumes. The receipts of a finished dataset live on as metadata of its index.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from . import storage
+from .errors import SeqshardError
+from .manifest import ShardInfo
+from .statistics import StreamStatistics
+
+STAGING = ".build"
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A sequence, or with an empty tag a whole file, that did not get into the dataset."""
+
+    tag: str
+    stream: str
+    source: str
+    reason: str
+
+    def sort_key(self) -> tuple[str, str, str, str]:
+        """Order of the lines of rejected.jsonl."""
+        return (self.tag, self.stream, self.source, self.reason)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof of one finished shard.
+
+    Attributes:
+        info: the shard's row of the manifest.
+        statistics: per stream.
+        rejected: planned sequences whose payload could not be decoded.
+    """
+
+    info: ShardInfo
+    statistics: dict[str, StreamStatistics]
+    rejected: tuple[Rejection, ...] = field(default=())
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """The receipt as JSON; arrays as base64, so that no digit and no NaN is lost."""
+    return msgspec.json.encode(receipt, enc_hook=_encode_array)
+
+
+def decode_receipt(data: bytes) -> Receipt:
+    """Inverse of `encode_receipt`."""
+    return msgspec.json.decode(data, type=Receipt, dec_hook=_decode_array)
+
+
+def _encode_array(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(type(value))
+    return f"{value.dtype.str}:{base64.b64encode(value.tobytes()).decode('ascii')}"
+
+
+def _decode_array(kind: type, value: str) -> np.ndarray:
+    dtype, _, data = value.partition(":")
+    return np.frombuffer(base64.b64decode(data), np.dtype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The folder `<output>/.build/<plan>-<stamp>` in which one build keeps its receipts.
+
+    Attributes:
+        output: the dataset's folder.
+        plan: plan id.
+        stamp: hash over sizes and modification times of the sources.
+    """
+
+    output: str
+    plan: str
+    stamp: str
+
+    @property
+    def folder(self) -> str:
+        """Where the receipts are."""
+        return storage.join(storage.join(self.output, STAGING), f"{self.plan}-{self.stamp}")
+
+    def receipt_path(self, shard: int) -> str:
+        """Where the receipt of a shard is."""
+        return storage.join(self.folder, f"{shard:05d}.receipt")
+
+    def save(self, shard: int, receipt: Receipt, rows: pa.RecordBatch) -> None:
+        """Commits a receipt with its index rows."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_batch(rows, custom_metadata={"receipt": encode_receipt(receipt)})
+        storage.commit_bytes(self.receipt_path(shard), sink.getvalue())
+
+    def load(self, shard: int) -> tuple[Receipt, pa.RecordBatch] | None:
+        """A saved receipt with its index rows, or None if there is no (readable) one."""
+        path = self.receipt_path(shard)
+        if not storage.exists(path):
+            return None
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(storage.read_bytes(path)))
+            found = reader.get_batch_with_custom_metadata(0)
+            return decode_receipt(found.custom_metadata[b"receipt"]), found.batch
+        except (pa.ArrowInvalid, msgspec.MsgspecError, KeyError, SeqshardError):
+            return None
+
+
+def file_blocks(path: str) -> Iterator[bytes]:
+    """The content of a local file, block by block."""
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+def hash_file(path: str) -> str:
+    """xxh3_128 of a file, local or remote, as hexadecimal digits."""
+    hasher = xxhash.xxh3_128()
+    with storage.local_copy(path) as local:
+        for block in file_blocks(local):
+            hasher.update(block)
+    return hasher.hexdigest()

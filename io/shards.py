@@ -1,0 +1,325 @@
+"""Writing one shard: every byte of payload is read once and written once.
+
+Stream by stream, blocks of consecutive rows are decoded into one buffer; while a block is still
+in the cache it is digested per sequence, measured, hashed and written at its place in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from . import storage
+from .columns import column, encode_tags, take
+from .config import SourceFile
+from .errors import OutputError, SeqshardError, SourceFormatError
+from .hdf.file import open_file
+from .hdf.layout import ArrayPlace, create_skeleton, dataset_name
+from .index import index_batch
+from .manifest import ArrayInfo, ShardInfo, shard_name
+from .receipts import Receipt, Rejection, Staging, hash_file
+from .records import StreamFormat
+from .sources import Source, open_source
+from .statistics import StreamStatistics, measure
+
+BLOCK_BYTES = 4 << 20
+MAX_OPEN_SOURCES = 64
+SOURCE_COLUMNS = ("source", "position", "length", "num_bytes", "raw_bytes")
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """What the writers of all shards of a build share.
+
+    Attributes:
+        sources: all source files, by ordinal.
+        streams: the format of every stream.
+        staging: where the receipts go.
+        num_shards: how many shards there will be.
+        skip_damaged: whether a sequence that cannot be decoded is rejected instead of fatal.
+    """
+
+    sources: tuple[SourceFile, ...]
+    streams: Mapping[str, StreamFormat]
+    staging: Staging
+    num_shards: int
+    skip_damaged: bool = False
+
+
+def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
+    """Writes one shard and its receipt, unless both already stand there.
+
+    Args:
+        job: what all shards share.
+        shard: number of the shard.
+        rows: its sequences in order: `tag`, and `source`, `position`, `length`, `num_bytes`,
+            `raw_bytes` of every stream.
+
+    Raises:
+        SourceFormatError: if a sequence cannot be decoded.
+        OutputError: if the shard cannot be written.
+    """
+    path = storage.join(job.staging.output, shard_name(shard, job.num_shards))
+    kept = job.staging.load(shard)
+    if kept is not None and is_intact(path, kept[0].info):
+        return kept[0]
+    rejected: tuple[Rejection, ...] = ()
+    with SourcePool(job.sources) as pool, _local_target(path) as target:
+        try:
+            info, statistics, index = _write_file(job, pool, rows, target, os.path.basename(path))
+        except SourceFormatError:
+            if not job.skip_damaged:
+                raise
+            rows, rejected = _drop_damaged(job, pool, rows)
+            storage.remove(target)
+            info, statistics, index = _write_file(job, pool, rows, target, os.path.basename(path))
+        storage.publish(target, path)
+    receipt = Receipt(info, statistics, rejected)
+    job.staging.save(shard, receipt, index)
+    return receipt
+
+
+def is_intact(path: str, info: ShardInfo) -> bool:
+    """Whether a shard stands there with exactly the bytes that its receipt promises."""
+    if not storage.exists(path) or storage.stamp(path).num_bytes != info.file_bytes:
+        return False
+    return hash_file(path) == info.xxh3_128
+
+
+class SourcePool:
+    """Source files, opened when first needed; a bounded number stays open."""
+
+    def __init__(self, sources: tuple[SourceFile, ...]) -> None:
+        self._sources = sources
+        self._open: dict[int, tuple[Source, contextlib.ExitStack]] = {}
+
+    def __enter__(self) -> SourcePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self._close(next(iter(self._open)))
+
+    def get(self, ordinal: int) -> Source:
+        """The opened source; the longest unused one is closed when there are too many."""
+        found = self._open.pop(ordinal, None)
+        if found is None:
+            while len(self._open) >= MAX_OPEN_SOURCES:
+                self._close(next(iter(self._open)))
+            file = self._sources[ordinal]
+            with contextlib.ExitStack() as stack:
+                local = stack.enter_context(storage.local_copy(file.path))
+                source = stack.enter_context(open_source(file.spec, local))
+                found = source, stack.pop_all()
+        self._open[ordinal] = found
+        return found[0]
+
+    def _close(self, ordinal: int) -> None:
+        self._open.pop(ordinal)[1].close()
+
+
+@contextlib.contextmanager
+def _local_target(path: str) -> Iterator[str]:
+    """A fresh local name for a file that will be published as `path`; removed on failure."""
+    with contextlib.ExitStack() as stack:
+        if storage.is_url(path):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="seqshard-"))
+            target = os.path.join(folder, os.path.basename(path))
+        else:
+            target = storage.temporary_name(path)
+            stack.callback(lambda: os.path.exists(target) and os.unlink(target))
+        with storage.output_errors(path):
+            yield target
+
+
+def _write_file(
+    job: ShardJob, pool: SourcePool, rows: pa.RecordBatch, target: str, name: str
+) -> tuple[ShardInfo, dict[str, StreamStatistics], pa.RecordBatch]:
+    tags = rows.column("tag")
+    lengths = {stream: column(rows, f"length.{stream}") for stream in job.streams}
+    places = create_skeleton(target, job.streams, lengths, encode_tags(tags))
+    digests, statistics = {}, {}
+    with _HashingFile(target) as file:
+        for stream, place in places.items():
+            digests[stream], statistics[stream] = _write_stream(
+                job.streams[stream], pool, _stream_columns(rows, stream), place.offset, file
+            )
+        file_bytes, digest = file.finish()
+    _check_file(target, places)
+    info = ShardInfo(
+        path=name,
+        num_seqs=rows.num_rows,
+        num_frames={stream: int(lengths[stream].sum()) for stream in job.streams},
+        num_bytes=sum(
+            int(lengths[stream].sum()) * kind.frame_bytes for stream, kind in job.streams.items()
+        ),
+        file_bytes=file_bytes,
+        xxh3_128=digest,
+        arrays={s: ArrayInfo(places[s].offset, places[s].shape) for s in job.streams},
+    )
+    ordered = {stream: statistics[stream] for stream in job.streams}
+    return info, ordered, index_batch(tags, lengths, digests)
+
+
+def _stream_columns(rows: pa.RecordBatch, stream: str) -> dict[str, np.ndarray]:
+    return {name: column(rows, f"{name}.{stream}") for name in SOURCE_COLUMNS}
+
+
+def _write_stream(
+    kind: StreamFormat,
+    pool: SourcePool,
+    rows: dict[str, np.ndarray],
+    offset: int,
+    file: _HashingFile,
+) -> tuple[np.ndarray, StreamStatistics]:
+    """Copies one stream of a shard; returns the digests of its sequences and its statistics."""
+    stop = np.cumsum(rows["length"])
+    start = stop - rows["length"]
+    digests = np.empty(len(start), np.uint64)
+    statistics = StreamStatistics()
+    buffer = np.empty((0, *kind.shape), np.dtype(kind.dtype))
+    for first, last in split_blocks(start, max(1, BLOCK_BYTES // max(1, kind.frame_bytes))):
+        base, num_frames = int(start[first]), int(stop[last - 1] - start[first])
+        if num_frames > len(buffer):
+            buffer = np.empty((num_frames, *kind.shape), buffer.dtype)
+        block = buffer[:num_frames]
+        part = {name: values[first:last] for name, values in rows.items()}
+        read_rows(pool, part, block, start[first:last] - base)
+        raw = block.reshape(-1).view(np.uint8)
+        bounds = (start[first:last] - base) * kind.frame_bytes
+        sizes = rows["length"][first:last] * kind.frame_bytes
+        digests[first:last] = digest_rows(raw, bounds, sizes)
+        statistics += measure(kind, block)
+        file.write(offset + base * kind.frame_bytes, raw)
+    return digests, statistics
+
+
+def split_blocks(start: np.ndarray, block_frames: int) -> Iterator[tuple[int, int]]:
+    """Cuts rows into runs of about `block_frames` frames: half-open (first, last) row numbers.
+
+    Args:
+        start: int64 [rows], the first frame of each row, ascending.
+        block_frames: a row belongs to the block in which it starts.
+    """
+    if not len(start):
+        return
+    cuts = np.flatnonzero(np.diff(start // block_frames)) + 1
+    bounds = [0, *cuts.tolist(), len(start)]
+    yield from zip(bounds[:-1], bounds[1:], strict=True)
+
+
+def read_rows(
+    pool: SourcePool, rows: Mapping[str, np.ndarray], out: np.ndarray, start: np.ndarray
+) -> None:
+    """Reads rows of one stream into `out`, source by source and forwards in every source."""
+    order = np.lexsort((rows["position"], rows["source"]))
+    source = rows["source"][order]
+    cuts = (np.flatnonzero(np.diff(source)) + 1).tolist()
+    for first, last in zip([0, *cuts], [*cuts, len(order)], strict=True):
+        chosen = order[first:last]
+        pool.get(int(source[first])).read_many(
+            rows["position"][chosen],
+            rows["length"][chosen],
+            rows["num_bytes"][chosen],
+            rows["raw_bytes"][chosen],
+            out,
+            start[chosen],
+        )
+
+
+def digest_rows(data: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """xxh3_64 of every row's bytes.
+
+    Args:
+        data: uint8 array.
+        start, size: int64 [rows], byte ranges in `data`.
+
+    Returns:
+        uint64 [rows].
+    """
+    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+    ranges = zip(start.tolist(), (start + size).tolist(), strict=True)
+    return np.fromiter((digest(view[a:b]) for a, b in ranges), np.uint64, len(start))
+
+
+def _drop_damaged(
+    job: ShardJob, pool: SourcePool, rows: pa.RecordBatch
+) -> tuple[pa.RecordBatch, tuple[Rejection, ...]]:
+    """Decodes every sequence by itself, and separates those that fail."""
+    good = np.ones(rows.num_rows, bool)
+    rejected = []
+    for stream, kind in job.streams.items():
+        columns = _stream_columns(rows, stream)
+        longest = int(columns["length"].max(initial=0))
+        out = np.empty((longest, *kind.shape), np.dtype(kind.dtype))
+        for row in range(rows.num_rows):
+            part = {name: values[row : row + 1] for name, values in columns.items()}
+            try:
+                read_rows(pool, part, out, np.zeros(1, np.int64))
+            except SeqshardError as error:
+                good[row] = False
+                tag = rows.column("tag")[row].as_py()
+                source = job.sources[int(columns["source"][row])].name
+                rejected.append(Rejection(tag, stream, source, str(error)))
+    return take(rows, np.flatnonzero(good)), tuple(rejected)
+
+
+def _check_file(path: str, places: Mapping[str, ArrayPlace]) -> None:
+    """Reopens a finished file: every array must lie where its payload was written."""
+    with open_file(path) as file:
+        for stream, place in places.items():
+            dataset = file[dataset_name(stream)]
+            found = ArrayPlace(int(dataset.id.get_offset() or 0), dataset.shape)
+            if found != place:
+                raise OutputError(
+                    "the file changed while it was written",
+                    path,
+                    entry=stream,
+                    expected=str(place),
+                    found=str(found),
+                )
+
+
+class _HashingFile:
+    """A file that is hashed from its first to its last byte while parts of it are written."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDWR)
+        self._hasher = xxhash.xxh3_128()
+        self._position = 0
+
+    def __enter__(self) -> _HashingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Writes bytes at or behind the position that has been reached."""
+        self._hash_existing(offset)
+        view = memoryview(data)
+        self._hasher.update(view)
+        self._position += len(view)
+        while len(view):
+            written = os.pwrite(self._handle, view, offset)
+            view, offset = view[written:], offset + written
+
+    def finish(self) -> tuple[int, str]:
+        """Hashes the rest and syncs; returns the size in bytes and the hash."""
+        size = os.fstat(self._handle).st_size
+        self._hash_existing(size)
+        os.fsync(self._handle)
+        return size, self._hasher.hexdigest()
+
+    def _hash_existing(self, end: int) -> None:
+        while self._position < end:
+            data = os.pread(self._handle, min(BLOCK_BYTES, end - self._position), self._position)
+            self._hasher.update(data)
+            self._position += len(data)

@@ -1,0 +1,225 @@
+"""Files and folders, local or remote. Everything else in the package goes through here.
+
+Local paths use the operating system directly; a path with "://" goes through fsspec, which is
+imported only then. A file appears under its final name only when it is complete: locally by
+rename, on object stores because an upload is visible only when it has finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob as _glob
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import OutputError, SourceNotFoundError
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells a file's version without reading it: size in bytes, and mtime (ns) or etag."""
+
+    num_bytes: int
+    version: str
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec must open the path."""
+    return "://" in path
+
+
+def _remote(path: str) -> tuple[Any, str]:
+    import fsspec
+
+    return fsspec.core.url_to_fs(path)
+
+
+def join(folder: str, name: str) -> str:
+    """`name` inside `folder`; `name` itself if it is absolute or a URL."""
+    if is_url(name):
+        return name
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
+def stamp(path: str) -> Stamp:
+    """Size and version of an existing file.
+
+    Raises:
+        SourceNotFoundError: if there is no such file.
+    """
+    try:
+        if not is_url(path):
+            status = os.stat(path)
+            return Stamp(status.st_size, str(status.st_mtime_ns))
+        fs, inner = _remote(path)
+        info = fs.info(inner)
+        version = next((info[k] for k in ("ETag", "etag", "mtime", "created") if info.get(k)), "")
+        return Stamp(int(info["size"]), str(version))
+    except OSError as error:
+        raise SourceNotFoundError(
+            "cannot read this file", path, found=_reason(error), hint="Check the path."
+        ) from error
+
+
+def glob(pattern: str) -> list[str]:
+    """All files that match, sorted. A pattern without wildcards matches itself if it exists."""
+    if not is_url(pattern):
+        return sorted(_glob.glob(pattern, recursive=True))
+    fs, inner = _remote(pattern)
+    return sorted(fs.unstrip_protocol(name) for name in fs.glob(inner))
+
+
+def exists(path: str) -> bool:
+    """Whether a file or folder stands there."""
+    if not is_url(path):
+        return os.path.exists(path)
+    fs, inner = _remote(path)
+    return bool(fs.exists(inner))
+
+
+def list_names(folder: str) -> list[str]:
+    """Names of the entries of a folder, sorted; empty if there is no such folder."""
+    if not is_url(folder):
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    fs, inner = _remote(folder)
+    if not fs.exists(inner):
+        return []
+    return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(inner, detail=False))
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole content of a small file."""
+    try:
+        if not is_url(path):
+            with open(path, "rb") as file:
+                return file.read()
+        fs, inner = _remote(path)
+        return bytes(fs.cat_file(inner))
+    except OSError as error:
+        raise SourceNotFoundError(
+            "cannot read this file", path, found=_reason(error), hint="Check the path."
+        ) from error
+
+
+def make_folder(path: str) -> None:
+    """Creates a folder and its parents.
+
+    Raises:
+        OutputError: if it cannot be created.
+    """
+    with output_errors(path):
+        if not is_url(path):
+            os.makedirs(path, exist_ok=True)
+        else:
+            fs, inner = _remote(path)
+            fs.makedirs(inner, exist_ok=True)
+
+
+def commit_bytes(path: str, data: bytes) -> None:
+    """Writes a small file so that it is either absent (or old) or complete.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    with output_errors(path):
+        if is_url(path):
+            fs, inner = _remote(path)
+            fs.pipe_file(inner, data)
+            return
+        temporary = temporary_name(path)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            publish(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def temporary_name(path: str) -> str:
+    """A fresh hidden name beside `path`; two attempts at one file never share it."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def publish(local: str, path: str) -> None:
+    """Moves a complete, synced local file to its final name, and makes the rename durable."""
+    with output_errors(path):
+        if is_url(path):
+            fs, inner = _remote(path)
+            fs.put_file(local, inner)
+            os.unlink(local)
+            return
+        os.replace(local, path)
+        handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove(path: str) -> None:
+    """Removes a file if it is there."""
+    with output_errors(path):
+        if not is_url(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        fs, inner = _remote(path)
+        if fs.exists(inner):
+            fs.rm_file(inner)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder with all that is in it, if it is there."""
+    with output_errors(path):
+        if not is_url(path):
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            return
+        fs, inner = _remote(path)
+        if fs.exists(inner):
+            fs.rm(inner, recursive=True)
+
+
+@contextlib.contextmanager
+def local_copy(path: str) -> Iterator[str]:
+    """A local path with the content of `path`: itself, or a temporary download of a URL."""
+    if not is_url(path):
+        yield path
+        return
+    stamp(path)
+    fs, inner = _remote(path)
+    with tempfile.TemporaryDirectory(prefix="seqshard-") as folder:
+        local = os.path.join(folder, os.path.basename(inner))
+        fs.get_file(inner, local)
+        yield local
+
+
+@contextlib.contextmanager
+def output_errors(path: str) -> Iterator[None]:
+    """Turns an operating system's refusal into one sentence about `path`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OutputError(
+            "cannot write the output",
+            path,
+            found=_reason(error),
+            hint="Free some space and run the same command again; finished shards are kept."
+            if full
+            else "Check the path and its permissions.",
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
