@@ -1,1 +1,34 @@
-"""Training-time readers. Light: no Beam, no torch, no RETURNN."""
+"""Training-time readers. Light: no Beam, no torch, no RETURNN.
+
+The names of RETURNN's datasets are here, with the same options and the same behaviour. Each is
+loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from .registry import DATASET_CLASSES, get_dataset_class, init_dataset
+
+_EXPORTS = {
+    **DATASET_CLASSES,
+    "Batch": "batching",
+    "BatchSetGenerator": "batching",
+    "DatasetSeq": "seq",
+    "NumbersDict": "numbers_dict",
+    "OptionalNotImplementedError": "access",
+}
+
+__all__ = ["get_dataset_class", "init_dataset", *_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
