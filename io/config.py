@@ -214,9 +214,7 @@ def _resolve_files(table: StreamTable, where: str, path: str, folder: str) -> It
             found = [full] if storage.exists(full) else []
         if not found:
             kind = "this glob matches no file" if WILDCARDS & set(pattern) else "no such file"
-            raise SourceNotFoundError(
-                kind, full, hint=f"It is named in {where}.files of {path}."
-            )
+            raise SourceNotFoundError(kind, full, hint=f"It is named in {where}.files of {path}.")
         for file in found:
             if file.endswith(".bundle") and table.source.startswith("sprint"):
                 from .sprint.bundle import read_bundle
@@ -242,7 +240,9 @@ def _digest(
 ) -> str:
     """Hash of the meaning of a configuration: paths as displayed, label files by content."""
     hasher = xxhash.xxh3_128()
-    tables = {name: msgspec.structs.replace(table, files=[]) for name, table in config.streams.items()}
+    tables = {
+        name: msgspec.structs.replace(table, files=[]) for name, table in config.streams.items()
+    }
     hasher.update(msgspec.json.encode([list(tables.items()), config.sequences]))
     hasher.update(msgspec.json.encode([(s.spec.name, s.name) for s in sources]))
     extra = [file for spec in streams for file in _label_files(spec)]

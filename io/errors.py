@@ -102,6 +102,12 @@ class OutputError(SeqshardError):
     """The output cannot be written: no permission, no space, or an incomplete set of shards."""
 
 
+class OutputFolderError(OutputError):
+    """The folder that --output names cannot be created or written to."""
+
+    exit_code = EXIT_USAGE
+
+
 class OutputExistsError(SeqshardError):
     """The output folder holds another dataset."""
 

@@ -7,8 +7,8 @@ in the cache it is digested per sequence, measured, hashed and written at its pl
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -71,7 +71,7 @@ def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
     if kept is not None and is_intact(path, kept[0].info):
         return kept[0]
     rejected: tuple[Rejection, ...] = ()
-    with SourcePool(job.sources) as pool, _local_target(path) as target:
+    with SourcePool(job.sources) as pool, storage.local_target(path) as target:
         try:
             info, statistics, index = _write_file(job, pool, rows, target, os.path.basename(path))
         except SourceFormatError:
@@ -123,20 +123,6 @@ class SourcePool:
 
     def _close(self, ordinal: int) -> None:
         self._open.pop(ordinal)[1].close()
-
-
-@contextlib.contextmanager
-def _local_target(path: str) -> Iterator[str]:
-    """A fresh local name for a file that will be published as `path`; removed on failure."""
-    with contextlib.ExitStack() as stack:
-        if storage.is_url(path):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="seqshard-"))
-            target = os.path.join(folder, os.path.basename(path))
-        else:
-            target = storage.temporary_name(path)
-            stack.callback(lambda: os.path.exists(target) and os.unlink(target))
-        with storage.output_errors(path):
-            yield target
 
 
 def _write_file(
@@ -212,7 +198,7 @@ def split_blocks(start: np.ndarray, block_frames: int) -> Iterator[tuple[int, in
         return
     cuts = np.flatnonzero(np.diff(start // block_frames)) + 1
     bounds = [0, *cuts.tolist(), len(start)]
-    yield from zip(bounds[:-1], bounds[1:], strict=True)
+    yield from itertools.pairwise(bounds)
 
 
 def read_rows(

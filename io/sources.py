@@ -57,17 +57,23 @@ class Source(Protocol):
         ...
 
 
-def open_source(spec: StreamSpec, path: str) -> Source:
-    """Opens a local source file as its stream's kind demands."""
+def open_source(spec: StreamSpec, path: str, recover: bool = False) -> Source:
+    """Opens a local source file as its stream's kind demands.
+
+    Args:
+        spec: the stream.
+        path: local file.
+        recover: whether to take what is intact of an archive that was never closed.
+    """
     match spec.source:
         case "sprint-features":
             from .sprint.source import FeatureSource
 
-            return FeatureSource(path)
+            return FeatureSource(path, recover=recover)
         case "sprint-alignment":
             from .sprint.source import AlignmentSource
 
-            return AlignmentSource(path, spec)
+            return AlignmentSource(path, spec, recover=recover)
         case "hdf":
             from .hdf.source import HdfSource
 

@@ -6,7 +6,7 @@ in order, never by a BLAS whose kernels differ. Results of shards are merged in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,6 +53,58 @@ class StreamStatistics:
         mean = self.total / self.num_frames
         variance = np.maximum(self.squares / self.num_frames - mean * mean, 0)
         return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
+
+
+@dataclass(frozen=True)
+class LengthStatistics:
+    """Statistics of sequence lengths in frames.
+
+    Attributes:
+        num_seqs, total: count and sum.
+        shortest, longest: extremes; 0 and 0 without sequences.
+        histogram: int64 [64], sequences per power of two: bin b has lengths of b binary digits.
+    """
+
+    num_seqs: int = 0
+    total: int = 0
+    shortest: int = 0
+    longest: int = 0
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros(64, np.int64))
+
+    def __add__(self, other: LengthStatistics) -> LengthStatistics:
+        if not self.num_seqs or not other.num_seqs:
+            return other if not self.num_seqs else self
+        return LengthStatistics(
+            self.num_seqs + other.num_seqs,
+            self.total + other.total,
+            min(self.shortest, other.shortest),
+            max(self.longest, other.longest),
+            self.histogram + other.histogram,
+        )
+
+    def summary(self) -> dict[str, float | int | dict[str, int]]:
+        """What the manifest shows; a histogram key is the smallest length of its bin."""
+        used = np.flatnonzero(self.histogram).tolist()
+        return {
+            "min": self.shortest,
+            "max": self.longest,
+            "mean": self.total / max(1, self.num_seqs),
+            "histogram": {str((1 << b) >> 1): int(self.histogram[b]) for b in used},
+        }
+
+
+def measure_lengths(length: np.ndarray) -> LengthStatistics:
+    """Statistics of an integer array of lengths in frames."""
+    if not len(length):
+        return LengthStatistics()
+    digits = np.frexp(length.astype(np.float64))[1]
+    return LengthStatistics(
+        len(length),
+        int(length.sum(dtype=np.int64)),
+        int(length.min()),
+        int(length.max()),
+        np.bincount(digits, minlength=64),
+    )
 
 
 def _add(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

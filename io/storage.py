@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import OutputError, SourceNotFoundError
+from .errors import OutputError, OutputFolderError, SourceNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,33 @@ def make_folder(path: str) -> None:
     """Creates a folder and its parents.
 
     Raises:
-        OutputError: if it cannot be created.
+        OutputFolderError: if it cannot be created.
     """
-    with output_errors(path):
+    with output_errors(path, OutputFolderError):
         if not is_url(path):
             os.makedirs(path, exist_ok=True)
         else:
             fs, inner = _remote(path)
             fs.makedirs(inner, exist_ok=True)
+
+
+def check_writable(folder: str) -> None:
+    """Writes and removes a probe, so that a build does not fail after hours of work.
+
+    Raises:
+        OutputFolderError: if nothing can be written there.
+    """
+    probe = join(folder, f".probe.{uuid.uuid4().hex[:12]}.tmp")
+    with output_errors(folder, OutputFolderError):
+        make_folder(folder)
+        if not is_url(folder):
+            with open(probe, "wb"):
+                pass
+            os.unlink(probe)
+        else:
+            fs, inner = _remote(probe)
+            fs.pipe_file(inner, b"")
+            fs.rm_file(inner)
 
 
 def commit_bytes(path: str, data: bytes) -> None:
@@ -159,11 +178,30 @@ def publish(local: str, path: str) -> None:
             os.unlink(local)
             return
         os.replace(local, path)
-        handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(os.path.dirname(path) or ".")
+
+
+@contextlib.contextmanager
+def local_target(path: str) -> Iterator[str]:
+    """A fresh local name for a file that will be published as `path`; removed if it is not."""
+    with contextlib.ExitStack() as stack:
+        if is_url(path):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="seqshard-"))
+            target = os.path.join(folder, os.path.basename(path))
+        else:
+            target = temporary_name(path)
+            stack.callback(lambda: os.path.exists(target) and os.unlink(target))
+        with output_errors(path):
+            yield target
+
+
+def sync(path: str) -> None:
+    """Makes the content of a local file durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove(path: str) -> None:
@@ -205,13 +243,13 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def output_errors(path: str) -> Iterator[None]:
+def output_errors(path: str, kind: type[OutputError] = OutputError) -> Iterator[None]:
     """Turns an operating system's refusal into one sentence about `path`."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
+        raise kind(
             "cannot write the output",
             path,
             found=_reason(error),

@@ -1,0 +1,1 @@
+"""How a pipeline is executed: one module per runner."""

@@ -1,0 +1,134 @@
+"""Builds a dataset: sources are indexed, joined by tag, planned into shards and written.
+
+python -m pipelines.build --runner=DirectRunner --config=corpus.toml --output=out
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from seqshard.io.config import Corpus, load_corpus
+from seqshard.io.manifest import Manifest, load_manifest
+from seqshard.pipelines.command import import_beam, run_command
+from seqshard.pipelines.options import BuildOptions, parse_build_options
+
+if TYPE_CHECKING:
+    import apache_beam as beam
+
+
+def build(
+    root: beam.Pipeline, corpus: Corpus, options: BuildOptions, provenance: dict[str, Any]
+) -> beam.PCollection[Manifest]:
+    """The whole pipeline: source files -> index rows -> joined rows -> shards -> manifest."""
+    import apache_beam as beam
+
+    from seqshard.transforms.index_sources import IndexSources
+    from seqshard.transforms.join_streams import JoinStreams
+    from seqshard.transforms.plan_shards import AssignShards, PlanShards
+    from seqshard.transforms.survey_sources import SurveySources
+    from seqshard.transforms.write_manifest import PrepareOutput, WriteManifest
+    from seqshard.transforms.write_shards import WriteShards
+
+    order, output, skip = options.ordering, options.output, options.skip_damaged
+    plan_options = [str(order), options.num_shards, options.shard_bytes, skip]
+
+    sources = root | "Sources" >> beam.Create(corpus.sources, reshuffle=False)
+    index = sources | "IndexSources" >> IndexSources(skip, num_buckets(corpus))
+    survey = index.surveys | "SurveySources" >> SurveySources(corpus, plan_options)
+    joined = index.rows | "JoinStreams" >> JoinStreams(corpus, order, survey)
+    plan = joined.rows | "PlanShards" >> PlanShards(
+        order, options.num_shards, options.shard_bytes, corpus.on_missing, joined.problems
+    )
+    plan = plan | "PrepareOutput" >> PrepareOutput(output, order, options.overwrite, survey)
+    rows = joined.rows | "AssignShards" >> AssignShards(plan)
+    shards = rows | "WriteShards" >> WriteShards(corpus, output, skip, survey, plan)
+    rejected = (joined.rejected, joined.problems) | "AllRejected" >> beam.Flatten()
+    return shards | "WriteManifest" >> WriteManifest(
+        output, order, provenance, survey, plan, rejected
+    )
+
+
+def num_buckets(corpus: Corpus) -> int:
+    """How many groups the join is split into: bounded memory for each, little overhead in all.
+
+    It decides nothing about the content of a dataset.
+    """
+    return min(1024, 8 + len(corpus.sources))
+
+
+def provenance_of(options: BuildOptions) -> dict[str, Any]:
+    """When, where and with what this build runs."""
+    import platform
+    from importlib.metadata import version
+
+    packages = ("apache-beam", "numpy", "h5py", "pyarrow", "xxhash", "msgspec", "fsspec")
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "runner": options.runner,
+        "config": options.config,
+        "versions": {
+            "seqshard": version("seqshard"),
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+    }
+
+
+def run_build(options: BuildOptions) -> Manifest:
+    """Runs a build and returns the manifest that it wrote.
+
+    Raises:
+        SeqshardError: of the kind that tells what went wrong.
+    """
+    from seqshard.io import storage
+
+    corpus = load_corpus(options.config)
+    storage.check_writable(options.output)
+    import_beam(options.verbose)
+    import apache_beam as beam
+
+    from seqshard.pipelines.progress import watch_build
+    from seqshard.runners.select import make_options
+
+    num_bytes = sum(storage.stamp(file.path).num_bytes for file in corpus.sources)
+    beam_options = make_options(options.runner, options.beam_args, num_bytes)
+    with watch_build(options.output):
+        pipeline = beam.Pipeline(options=beam_options)
+        build(pipeline, corpus, options, provenance_of(options))
+        pipeline.run().wait_until_finish()
+    return load_manifest(options.output)
+
+
+def summary(manifest: Manifest, output: str, seconds: float) -> str:
+    """One line for the person who waited."""
+    frames = ", ".join(f"{count:,} {name}" for name, count in manifest.num_frames.items())
+    return (
+        f"{output}: {manifest.num_seqs:,} sequences in {len(manifest.shards)} shards, "
+        f"{manifest.num_bytes / 1e6:,.1f} MB (frames: {frames}), "
+        f"{manifest.num_rejected:,} rejected; {seconds:.1f} s"
+    )
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "python -m pipelines.build") -> int:
+    """Entry point; returns the exit code."""
+    import time
+
+    argv = sys.argv[1:] if argv is None else list(argv)
+    start = time.monotonic()
+
+    def command() -> int:
+        options = parse_build_options(argv, prog)
+        manifest = run_build(options)
+        print(summary(manifest, options.output, time.monotonic() - start))
+        return 0
+
+    return run_command(command, prog, "--verbose" in argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

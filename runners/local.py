@@ -1,0 +1,51 @@
+"""Execution on this machine, by Beam's FnApiRunner.
+
+Beam's own `DirectRunner` is a switch that first tries to download another runner's binary on every
+start, and hangs where there is no way out to the internet; so the name means FnApiRunner here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+
+LOCAL_RUNNERS = ("direct", "directrunner", "fnapi", "fnapirunner")
+FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+# From this size of the sources on, several threads repay their start.
+THREADS_FROM_BYTES = 256 << 20
+
+
+def local_options(beam_args: Sequence[str], num_bytes: int) -> PipelineOptions:
+    """Options of a local run.
+
+    Small inputs run in one thread without any start-up; large ones in as many threads as there are
+    processors: copying, hashing, inflating and writing release Python's lock, and worker processes
+    would cost seconds to start. Beam's flags `--direct_num_workers` and `--direct_running_mode`
+    decide where they are given.
+
+    Args:
+        beam_args: Beam's flags.
+        num_bytes: size of all sources.
+    """
+    options = PipelineOptions(list(beam_args), runner=FN_API_RUNNER)
+    direct = options.view_as(DirectOptions)
+    given = {arg.partition("=")[0] for arg in beam_args}
+    if "--direct_num_workers" not in given:
+        wants_workers = "--direct_running_mode" in given or num_bytes >= THREADS_FROM_BYTES
+        direct.direct_num_workers = num_processors() if wants_workers else 1
+    if direct.direct_num_workers == 0:
+        direct.direct_num_workers = num_processors()
+    if "--direct_running_mode" not in given:
+        single = direct.direct_num_workers == 1
+        direct.direct_running_mode = "in_memory" if single else "multi_threading"
+    elif direct.direct_running_mode == "in_memory":
+        direct.direct_num_workers = 1
+    return options
+
+
+def num_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,63 @@
+"""From the name of a runner and Beam's flags to checked pipeline options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+from ..io.errors import ConfigError
+from .local import LOCAL_RUNNERS, local_options
+
+
+def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> PipelineOptions:
+    """Pipeline options of a runner.
+
+    Args:
+        runner: name as in `--runner`.
+        beam_args: flags that are not our own.
+        num_bytes: size of all sources, by which a local run chooses its workers.
+
+    Raises:
+        ConfigError: if Beam does not know a flag or the runner.
+    """
+    check_flags(beam_args)
+    if runner.lower() in LOCAL_RUNNERS:
+        return local_options(beam_args, num_bytes)
+    known = StandardOptions.ALL_KNOWN_RUNNERS
+    names = {name.lower() for name in known} | {name.lower() + "runner" for name in known}
+    if "." not in runner and runner.lower() not in names:
+        raise ConfigError(
+            "unknown runner", entry="--runner", expected=", ".join(known), found=runner
+        )
+    return PipelineOptions(list(beam_args), runner=runner)
+
+
+def check_flags(beam_args: Sequence[str]) -> None:
+    """Refuses flags that nobody knows; Beam alone would drop them in silence.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for kind in {PipelineOptions, *_all_subclasses(PipelineOptions)}:
+        add = kind.__dict__.get("_add_argparse_args")
+        if add is not None:
+            try:
+                add.__get__(None, kind)(parser)
+            except argparse.ArgumentError:
+                # Some of Beam's option classes share flags.
+                continue
+    unknown = [arg for arg in parser.parse_known_args(list(beam_args))[1] if arg.startswith("-")]
+    if unknown:
+        raise ConfigError(
+            "neither a flag of this command nor of Apache Beam",
+            entry=unknown[0].partition("=")[0],
+            hint="See --help.",
+        )
+
+
+def _all_subclasses(kind: type) -> set[type]:
+    found = set(kind.__subclasses__())
+    return found.union(*map(_all_subclasses, found))

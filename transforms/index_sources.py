@@ -1,0 +1,166 @@
+"""Stage 1: source files to index rows, from tables and headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ..io import storage
+from ..io.columns import batch, encode_tags, take
+from ..io.config import SourceFile
+from ..io.errors import SeqshardError, SourceNotFoundError
+from ..io.receipts import Rejection
+from ..io.records import SourceIndex, StreamFormat
+from ..io.sources import open_source
+from .rows import KeyedRows, Rows
+from .stage import Stage
+
+BATCH_ROWS = 1 << 16
+SURVEYS = "surveys"
+DAMAGED_LENGTH = -1
+
+
+@dataclass(frozen=True)
+class SourceSurvey:
+    """What is known of one source file after indexing.
+
+    Attributes:
+        ordinal: of the source file.
+        format: of its stream; None if no sequence has a frame.
+        num_seqs: sequences, damaged ones included.
+        num_bytes: size of the file.
+        fingerprint: hash of its tables.
+        version: modification time or etag.
+        rejected: damaged entries, if these are to be skipped.
+    """
+
+    ordinal: int
+    format: StreamFormat | None
+    num_seqs: int
+    num_bytes: int
+    fingerprint: str
+    version: str
+    rejected: tuple[Rejection, ...] = ()
+
+
+def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa.RecordBatch]:
+    """Indexes one file.
+
+    Returns:
+        The survey, and rows with the columns `tag`, `source`, `row`, `position`, `length`,
+        `num_bytes` and `raw_bytes`. The length of a damaged sequence is -1.
+
+    Raises:
+        SourceFormatError: for the first damaged entry, unless damaged ones are to be skipped.
+    """
+    stamp = storage.stamp(file.path)
+    survey = SourceSurvey(file.ordinal, None, 0, stamp.num_bytes, "", stamp.version)
+    try:
+        with (
+            storage.local_copy(file.path) as local,
+            open_source(file.spec, local, recover=skip_damaged) as source,
+        ):
+            index = source.index()
+    except SourceNotFoundError:
+        raise
+    except SeqshardError as error:
+        if not skip_damaged:
+            raise
+        rejection = Rejection("", file.spec.name, file.name, str(error))
+        return replace(survey, rejected=(rejection,)), _no_rows()
+    if index.damaged and not skip_damaged:
+        raise index.damaged[0][1]
+    survey = replace(
+        survey,
+        format=index.format,
+        num_seqs=len(index.tag) + len(index.damaged),
+        fingerprint=index.fingerprint,
+        rejected=tuple(
+            Rejection(tag, file.spec.name, file.name, str(error)) for tag, error in index.damaged
+        ),
+    )
+    return survey, _source_rows(file.ordinal, index)
+
+
+def _no_rows() -> pa.RecordBatch:
+    none = np.zeros(0, np.int64)
+    empty = SourceIndex(None, pa.array([], pa.string()), none, none, none, none, "")
+    return _source_rows(0, empty)
+
+
+def _source_rows(ordinal: int, index: SourceIndex) -> pa.RecordBatch:
+    damaged = [tag for tag, _ in index.damaged if tag]
+    tag = pa.concat_arrays([index.tag, pa.array(damaged, pa.string())]) if damaged else index.tag
+    num_rows = len(tag)
+
+    def padded(values: np.ndarray, fill: int) -> np.ndarray:
+        return np.concatenate([values, np.full(len(damaged), fill, np.int64)])
+
+    return batch(
+        {
+            "tag": tag,
+            "source": np.full(num_rows, ordinal, np.int32),
+            "row": np.arange(num_rows, dtype=np.int64),
+            "position": padded(index.position, 0),
+            "length": padded(index.length, DAMAGED_LENGTH),
+            "num_bytes": padded(index.num_bytes, 0),
+            "raw_bytes": padded(index.raw_bytes, -1),
+        }
+    )
+
+
+def split_buckets(rows: pa.RecordBatch, num_buckets: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Splits rows by a hash of their tags, so that equal tags of all streams meet.
+
+    Yields at least one, possibly empty, batch.
+    """
+    for first in range(0, max(1, rows.num_rows), BATCH_ROWS):
+        part = rows.slice(first, BATCH_ROWS)
+        tags = encode_tags(part.column("tag"))
+        digest = np.fromiter(map(xxhash.xxh3_64_intdigest, tags), np.uint64, len(tags))
+        bucket = (digest % np.uint64(num_buckets)).astype(np.int64)
+        yield from split_by(part, bucket) if len(tags) else [(0, part)]
+
+
+def split_by(rows: pa.RecordBatch, group: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Splits rows by an int64 group number; order within a group is kept."""
+    order = np.argsort(group, kind="stable")
+    numbers, first = np.unique(group[order], return_index=True)
+    sorted_rows = take(rows, order) if len(numbers) > 1 else rows
+    ends = [*first[1:].tolist(), len(order)]
+    for number, start, end in zip(numbers.tolist(), first.tolist(), ends, strict=True):
+        yield number, sorted_rows.slice(start, end - start)
+
+
+def _index_element(
+    file: SourceFile, skip_damaged: bool, num_buckets: int
+) -> Iterator[tuple[int, Rows] | beam.pvalue.TaggedOutput]:
+    survey, rows = index_source(file, skip_damaged)
+    beam.metrics.Metrics.counter("seqshard", "sequences-indexed").inc(survey.num_seqs)
+    yield beam.pvalue.TaggedOutput(SURVEYS, survey)
+    for bucket, part in split_buckets(rows, num_buckets):
+        yield bucket, Rows(part)
+
+
+class IndexSources(beam.PTransform):
+    """`SourceFile` elements to `(bucket, Rows)`, and to one `SourceSurvey` each under `surveys`."""
+
+    def __init__(self, skip_damaged: bool, num_buckets: int) -> None:
+        super().__init__()
+        self._index = partial(_index_element, skip_damaged=skip_damaged, num_buckets=num_buckets)
+
+    def expand(self, sources: beam.PCollection) -> beam.pvalue.DoOutputsTuple:
+        return (
+            sources
+            | "BreakFusion" >> beam.Reshuffle()
+            | "IndexSource"
+            >> beam.ParDo(Stage(self._index))
+            .with_output_types(KeyedRows)
+            .with_outputs(SURVEYS, main="rows")
+        )
