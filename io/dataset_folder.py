@@ -26,7 +26,6 @@ from .manifest import (
     Manifest,
     ShardInfo,
     SourceInfo,
-    StreamInfo,
     encode_manifest,
     load_manifest,
     shard_name,
@@ -166,7 +165,7 @@ def complete_dataset(
         version=VERSION,
         plan=staging.plan,
         seq_ordering=plan.seq_ordering,
-        streams={name: _stream_info(stream) for name, stream in plan.streams.items()},
+        streams=plan.streams,
         num_seqs=sum(info.num_seqs for info in infos),
         num_frames={name: sum(info.num_frames[name] for info in infos) for name in plan.streams},
         num_bytes=sum(info.num_bytes for info in infos),
@@ -195,12 +194,6 @@ def _already_complete(staging: Staging) -> Manifest | None:
         return None
     manifest = load_manifest(staging.output)
     return manifest if manifest.plan == staging.plan else None
-
-
-def _stream_info(stream: StreamFormat) -> StreamInfo:
-    return StreamInfo(
-        stream.dtype, stream.dim, stream.ndim, stream.sparse, stream.shape, stream.labels
-    )
 
 
 def _receipts(staging: Staging, plan: DatasetPlan) -> Iterator[tuple[Receipt, pa.RecordBatch]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from . import storage
 from .errors import ManifestError, ManifestVersionError
+from .records import StreamFormat
 
 FORMAT = "seqshard"
 VERSION = 1
@@ -22,18 +23,6 @@ PROVENANCE_NAME = "provenance.json"
 def shard_name(shard: int, num_shards: int) -> str:
     """File name of a shard, for example data-00007-of-00064.hdf."""
     return f"data-{shard:05d}-of-{num_shards:05d}.hdf"
-
-
-@dataclass(frozen=True)
-class StreamInfo:
-    """Format of a stream; `shape` are the axes behind time."""
-
-    dtype: str
-    dim: int
-    ndim: int
-    sparse: bool
-    shape: tuple[int, ...]
-    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,7 @@ class Manifest:
     version: int
     plan: str
     seq_ordering: str
-    streams: dict[str, StreamInfo]
+    streams: dict[str, StreamFormat]
     num_seqs: int
     num_frames: dict[str, int]
     num_bytes: int

@@ -1,0 +1,250 @@
+"""Checks a built dataset against its manifest, file by file and sequence by sequence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from . import storage
+from .columns import column, encode_tags
+from .errors import ManifestError, SeqshardError, ShardIntegrityError
+from .hdf.file import get_dataset, open_file
+from .hdf.layout import INPUT_STREAM, column_order, dataset_name
+from .index import IndexFile
+from .manifest import FileInfo, Manifest, ShardInfo, folder_of, load_manifest
+from .receipts import Rejection, decode_receipt, hash_file
+from .records import StreamFormat
+from .shards import BLOCK_BYTES, digest_rows, split_blocks
+from .statistics import LengthStatistics, StreamStatistics, measure, measure_lengths
+
+
+def verify_dataset(path: str, num_workers: int = 2) -> tuple[Manifest, list[SeqshardError]]:
+    """Checks everything; returns the manifest and the list of damage.
+
+    Args:
+        path: folder of the dataset, or its manifest.
+        num_workers: threads.
+
+    Raises:
+        ManifestError: if there is no manifest that could be checked against.
+    """
+    manifest = load_manifest(path)
+    folder = folder_of(path)
+    problems: list[SeqshardError] = []
+    problems += _check_file(folder, manifest.index)
+    problems += _check_rejected(folder, manifest)
+    index_path = storage.join(folder, manifest.index.path)
+    try:
+        with storage.local_copy(index_path) as local:
+            index = IndexFile(local, list(manifest.streams), len(manifest.shards))
+            problems += _check_shards(folder, manifest, index, num_workers)
+    except SeqshardError as error:
+        problems.append(error)
+    return manifest, problems
+
+
+def _check_shards(
+    folder: str, manifest: Manifest, index: IndexFile, num_workers: int
+) -> Iterator[SeqshardError]:
+    def check(shard: int) -> tuple[list[SeqshardError], dict[str, StreamStatistics]]:
+        try:
+            return _check_shard(folder, manifest, index, shard)
+        except SeqshardError as error:
+            return [error], {}
+
+    totals = {name: StreamStatistics() for name in manifest.streams}
+    lengths = LengthStatistics()
+    tags = []
+    first = next(iter(manifest.streams))
+    with ThreadPoolExecutor(num_workers) as pool:
+        for shard, (problems, statistics) in enumerate(
+            pool.map(check, range(len(manifest.shards)))
+        ):
+            yield from problems
+            for name, values in statistics.items():
+                totals[name] += values
+            lengths += measure_lengths(index.lengths(shard, first))
+            tags.append(index.batch(shard).column("tag"))
+    unique = len(pa.chunked_array(tags, pa.string()).unique())
+    if unique != manifest.num_seqs:
+        yield ShardIntegrityError(
+            "tags are not unique", index.path, expected=str(manifest.num_seqs), found=str(unique)
+        )
+    summary = {name: values.summary() for name, values in totals.items()}
+    found = msgspec.to_builtins(summary | {"length": lengths.summary()})
+    if msgspec.json.encode(found) != msgspec.json.encode(manifest.statistics):
+        yield ManifestError("the statistics are not those of the data", folder)
+
+
+def _check_file(folder: str, info: FileInfo) -> Iterator[SeqshardError]:
+    path = storage.join(folder, info.path)
+    yield from _check_bytes(path, info.num_bytes, info.xxh3_128)
+
+
+def _check_bytes(path: str, num_bytes: int, digest: str) -> Iterator[SeqshardError]:
+    if not storage.exists(path):
+        yield ShardIntegrityError("the file is missing", path, hint="Run the build again.")
+        return
+    found = storage.stamp(path).num_bytes
+    if found != num_bytes:
+        yield ShardIntegrityError(
+            "the size is wrong", path, expected=f"{num_bytes} bytes", found=f"{found}"
+        )
+        return
+    actual = hash_file(path)
+    if actual != digest:
+        yield ShardIntegrityError("the hash is wrong", path, expected=digest, found=actual)
+
+
+def _check_rejected(folder: str, manifest: Manifest) -> Iterator[SeqshardError]:
+    if manifest.rejected is None:
+        if manifest.num_rejected:
+            yield ManifestError("rejected sequences, but no list of them", folder)
+        return
+    yield from _check_file(folder, manifest.rejected)
+    path = storage.join(folder, manifest.rejected.path)
+    if not storage.exists(path):
+        return
+    try:
+        lines = msgspec.json.Decoder(list[Rejection]).decode_lines(storage.read_bytes(path))
+    except msgspec.MsgspecError as error:
+        yield ShardIntegrityError(f"this is not a list of rejected sequences: {error}", path)
+        return
+    if len(lines) != manifest.num_rejected:
+        yield ShardIntegrityError(
+            "the list of rejected sequences is not complete",
+            path,
+            expected=f"{manifest.num_rejected} lines",
+            found=str(len(lines)),
+        )
+
+
+def _check_shard(
+    folder: str, manifest: Manifest, index: IndexFile, shard: int
+) -> tuple[list[SeqshardError], dict[str, StreamStatistics]]:
+    info = manifest.shards[shard]
+    path = storage.join(folder, info.path)
+    problems = list(_check_bytes(path, info.file_bytes, info.xxh3_128))
+    if problems and not storage.exists(path):
+        return problems, {}
+    rows = index.batch(shard)
+    problems += _check_index_rows(index, manifest, shard, rows)
+    if decode_receipt(index.metadata(shard)).info != info:
+        problems.append(ManifestError("index and manifest differ", index.path, info.path))
+    with storage.local_copy(path) as local:
+        problems += _check_structure(local, manifest, info, rows)
+        statistics = {}
+        for name in manifest.streams:
+            damage, statistics[name] = _check_payload(local, manifest, info, rows, name)
+            problems += damage
+    return problems, statistics
+
+
+def _check_index_rows(
+    index: IndexFile, manifest: Manifest, shard: int, rows: pa.RecordBatch
+) -> Iterator[SeqshardError]:
+    info = manifest.shards[shard]
+    if rows.num_rows != info.num_seqs:
+        yield ShardIntegrityError(
+            "the index has another number of sequences",
+            index.path,
+            info.path,
+            expected=str(info.num_seqs),
+            found=str(rows.num_rows),
+        )
+    for name in manifest.streams:
+        length = column(rows, f"length.{name}").astype(np.int64)
+        start = column(rows, f"start.{name}")
+        if not np.array_equal(start, np.cumsum(length) - length):
+            yield ShardIntegrityError(f"gaps in stream {name!r}", index.path, info.path)
+        if length.sum() != info.num_frames[name]:
+            yield ShardIntegrityError(
+                f"the index has another number of frames of stream {name!r}",
+                index.path,
+                info.path,
+                expected=str(info.num_frames[name]),
+                found=str(length.sum()),
+            )
+
+
+def _check_structure(
+    path: str, manifest: Manifest, info: ShardInfo, rows: pa.RecordBatch
+) -> Iterator[SeqshardError]:
+    """What the HDF library sees must be what the manifest and the index say."""
+
+    def problem(what: str) -> ShardIntegrityError:
+        return ShardIntegrityError(what, info.path)
+
+    with open_file(path) as file:
+        for name, array in info.arrays.items():
+            dataset = get_dataset(file, dataset_name(name))
+            if dataset is None:
+                yield problem(f"stream {name!r} is missing")
+                continue
+            place = (dataset.shape, int(dataset.id.get_offset() or 0))
+            if place != (array.shape, array.offset):
+                yield problem(f"the array of stream {name!r} is not where the manifest says")
+            if dataset.dtype != np.dtype(manifest.streams[name].dtype):
+                yield problem(f"stream {name!r} has another element type than the manifest says")
+        tags = get_dataset(file, "seqTags")
+        if tags is None or tags[...].tolist() != encode_tags(rows.column("tag")):
+            yield problem("tags of shard and index differ")
+        lengths = get_dataset(file, "seqLengths")
+        order = column_order(dict.fromkeys(manifest.streams))
+        expected = np.stack([column(rows, f"length.{name}") for name in order], axis=1)
+        if lengths is None or not np.array_equal(lengths[...], expected):
+            yield problem("lengths of shard and index differ")
+        if INPUT_STREAM not in manifest.streams and "inputs" in file:
+            yield problem("the shard has inputs that the manifest does not know")
+
+
+def _check_payload(
+    path: str, manifest: Manifest, info: ShardInfo, rows: pa.RecordBatch, name: str
+) -> tuple[list[SeqshardError], StreamStatistics]:
+    kind, array = manifest.streams[name], info.arrays[name]
+    length, start = column(rows, f"length.{name}").astype(np.int64), column(rows, f"start.{name}")
+    expected = column(rows, f"digest.{name}")
+    statistics, damaged = StreamStatistics(), []
+    with open(path, "rb") as file:
+        read = _block_reader(file.fileno(), kind, array.offset)
+        for first, last in split_blocks(start, max(1, BLOCK_BYTES // max(1, kind.frame_bytes))):
+            begin, end = int(start[first]), int(start[last - 1] + length[last - 1])
+            block = read(begin, end)
+            if len(block) != end - begin:
+                what = f"the payload of stream {name!r} ends too early"
+                return [ShardIntegrityError(what, info.path)], statistics
+            raw = block.reshape(-1).view(np.uint8)
+            bounds = (start[first:last] - begin) * kind.frame_bytes
+            digests = digest_rows(raw, bounds, length[first:last] * kind.frame_bytes)
+            damaged += (first + np.flatnonzero(digests != expected[first:last])).tolist()
+            statistics += measure(kind, block)
+    tags = rows.column("tag")
+    return [
+        ShardIntegrityError(
+            f"the payload of stream {name!r} does not have its digest",
+            info.path,
+            tags[row].as_py(),
+            array.offset + int(start[row]) * kind.frame_bytes,
+        )
+        for row in damaged
+    ], statistics
+
+
+def _block_reader(handle: int, kind: StreamFormat, offset: int) -> Callable[[int, int], np.ndarray]:
+    dtype = np.dtype(kind.dtype)
+
+    def read(begin: int, end: int) -> np.ndarray:
+        size = (end - begin) * kind.frame_bytes
+        data = os.pread(handle, size, offset + begin * kind.frame_bytes)
+        if not kind.frame_bytes:
+            return np.empty((end - begin, *kind.shape), dtype)
+        whole = len(data) // kind.frame_bytes
+        frames = np.frombuffer(data, dtype, whole * kind.frame_bytes // dtype.itemsize)
+        return frames.reshape(whole, *kind.shape)
+
+    return read
