@@ -1,0 +1,239 @@
+"""One class per frame from many alignment entries: lengths from headers, labels in bulk.
+
+A hard alignment has one label per item, in the order of the file, as RETURNN's
+SprintCacheDataset reads it.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ConfigError, SourceFormatError, UnsupportedPayloadError
+from .alignment import (
+    ALPHABET_MAGIC,
+    DATATYPE,
+    EMISSIONS_MAGIC,
+    MAGICS,
+    WEIGHTED,
+    Alignment,
+    damaged_codes,
+    decode_alignment,
+    expand_codes,
+    walk_codes,
+)
+from .allophones import LabelMap
+from .mapping import Buffer, gather
+from .payload import TIMES_BYTES
+
+# Data type, one packet; then what is read here: the magic and the number of items.
+_PREFIX = struct.pack("<I14sI", len(DATATYPE), DATATYPE.encode(), 1)
+_MAGIC_AT = len(_PREFIX)
+_ITEMS_AT = _MAGIC_AT + 8
+HEAD_BYTES = _ITEMS_AT + 4
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What the classes of a stream are.
+
+    Attributes:
+        label_map: classes of allophone states, or None if only emission labels can be read.
+        num_labels: number of classes.
+        soft: what to do with weights: "error", or "best" for the label of largest weight.
+    """
+
+    label_map: LabelMap | None
+    num_labels: int
+    soft: str
+
+    def of(self, labels: np.ndarray, emission: np.ndarray) -> tuple[np.ndarray, int]:
+        """Classes of labels, and the place of the first label that has none, or -1.
+
+        Args:
+            labels: int32, as stored.
+            emission: bool, whether each is a class already.
+        """
+        classes = labels
+        if not emission.all():
+            if self.label_map is None:
+                raise ConfigError(
+                    "the alignment has allophone states, but the stream has no allophones",
+                    hint="Give allophones and state_tying (or phonemes).",
+                )
+            classes = np.where(emission, labels, self.label_map.lookup(labels))
+        bad = (classes < 0) | (classes >= self.num_labels)
+        return classes, int(np.argmax(bad)) if bad.any() else -1
+
+    def error(self, label: int, emission: bool) -> SourceFormatError:
+        """Why a label has no class."""
+        if emission or self.label_map is None:
+            return SourceFormatError(
+                "a label is no class", expected=f"0 to {self.num_labels - 1}", found=str(label)
+            )
+        return SourceFormatError(
+            "a label is no allophone state that has a class",
+            found=self.label_map.describe(label),
+            hint="Do the allophones and the state tying belong to this alignment?",
+        )
+
+
+def measure_heads(heads: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """int64: items of entries that are one run-length coded packet; -1 for all others.
+
+    Args:
+        heads: uint8 [entries, HEAD_BYTES], the first bytes of the payloads.
+        size: int64 [entries], bytes of the payloads.
+    """
+    items = np.ascontiguousarray(heads[:, _ITEMS_AT:]).view("<u4")[:, 0].astype(np.int64)
+    codes = (size - HEAD_BYTES - TIMES_BYTES) // 5
+    simple = (
+        (heads[:, :_MAGIC_AT] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
+        & np.isin(_magics(heads), MAGICS)
+        & (items < WEIGHTED)
+        & (items <= codes * 128)
+    )
+    return np.where(size == 0, 0, np.where(simple, items, -1))
+
+
+def _magics(heads: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(heads[:, _MAGIC_AT:_ITEMS_AT]).view("S8")[:, 0]
+
+
+def hard_labels(alignment: Alignment, soft: str) -> tuple[np.ndarray, np.ndarray]:
+    """One label per frame, int32, and whether each is a class already.
+
+    Raises:
+        UnsupportedPayloadError: if there are weights and `soft` is "error".
+    """
+    emission = np.repeat(alignment.emission, np.diff(alignment.packet_offset))
+    if (alignment.weight == 1).all():
+        return alignment.label, emission
+    if soft != "best":
+        raise UnsupportedPayloadError(
+            "the alignment has several weighted labels per frame",
+            hint='Choose soft = "best" to take the label of largest weight.',
+        )
+    packet = np.repeat(np.arange(len(alignment.emission)), np.diff(alignment.packet_offset))
+    new_frame = (np.diff(alignment.time, prepend=0) != 0) | (np.diff(packet, prepend=-1) != 0)
+    frame = np.cumsum(new_frame)
+    # Stable: among equal weights the first item of a frame stays the first.
+    order = np.lexsort((-alignment.weight, frame))
+    best = order[np.diff(frame[order], prepend=0) != 0]
+    return alignment.label[best], emission[best]
+
+
+Fail = Callable[[int, SourceFormatError], SourceFormatError]
+
+
+class LabelReader:
+    """Reads the classes of payloads that lie in one buffer.
+
+    Args:
+        data: the buffer.
+        classes: the stream's classes.
+        fail: makes the error to raise of a row and what is wrong with it.
+    """
+
+    def __init__(self, data: Buffer, classes: Classes, fail: Fail) -> None:
+        self._data = data
+        self._codes = memoryview(data).cast("b")
+        self._classes = classes
+        self._fail = fail
+
+    def read(
+        self,
+        begin: np.ndarray,
+        size: np.ndarray,
+        length: np.ndarray,
+        out: np.ndarray,
+        start: np.ndarray,
+    ) -> None:
+        """Writes the classes of payload i to `out[start[i] : start[i] + length[i]]`.
+
+        Args:
+            begin, size: int64, bytes.
+            length, start: int64, items.
+        """
+        heads = gather(self._data, begin, HEAD_BYTES)
+        simple = (measure_heads(heads, size) == length) & (length > 0)
+        rows = np.flatnonzero(simple)
+        if len(rows):
+            self._read_simple(rows, begin, size, length, _magics(heads), out, start)
+        for row in np.flatnonzero(~simple & (size > 0)).tolist():
+            first = int(start[row])
+            self._read_any(row, begin, size, out[first : first + int(length[row])])
+
+    def _read_simple(
+        self,
+        rows: np.ndarray,
+        begin: np.ndarray,
+        size: np.ndarray,
+        length: np.ndarray,
+        magics: np.ndarray,
+        out: np.ndarray,
+        start: np.ndarray,
+    ) -> None:
+        positions = array("q")
+        first_code = np.empty(len(rows) + 1, np.int64)
+        ends = begin + size - TIMES_BYTES
+        for i, row in enumerate(rows.tolist()):
+            first_code[i] = len(positions)
+            at, end, items = int(begin[row]) + HEAD_BYTES, int(ends[row]), int(length[row])
+            stop, missing = walk_codes(self._codes, at, end, items, positions)
+            if missing:
+                raise self._fail(row, damaged_codes(HEAD_BYTES, items, missing))
+            # Only an alphabet may follow the codes.
+            if (stop < end) != (magics[row] == ALPHABET_MAGIC):
+                raise self._fail(row, _wrong_end(stop - int(begin[row]), end - stop))
+        first_code[-1] = len(positions)
+        labels, counts, first_run = expand_codes(self._data, np.frombuffer(positions, np.int64))
+        run_row = np.repeat(rows, np.diff(first_run[first_code]))
+        emission = (magics == EMISSIONS_MAGIC)[run_row]
+        classes, bad = self._classes.of(labels, emission)
+        if bad >= 0:
+            error = self._classes.error(int(labels[bad]), bool(emission[bad]))
+            raise self._fail(int(run_row[bad]), error)
+        _scatter(np.repeat(classes.astype(out.dtype), counts), length[rows], out, start[rows])
+
+    def _read_any(self, row: int, begin: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
+        first = int(begin[row])
+        try:
+            alignment = decode_alignment(memoryview(self._data)[first : first + int(size[row])])
+            labels, emission = hard_labels(alignment, self._classes.soft)
+        except SourceFormatError as error:
+            raise self._fail(row, error) from error
+        if len(labels) != len(out):
+            error = SourceFormatError(
+                "the alignment has another length than its header said",
+                expected=f"{len(out)} labels",
+                found=str(len(labels)),
+            )
+            raise self._fail(row, error)
+        classes, bad = self._classes.of(labels, emission)
+        if bad >= 0:
+            raise self._fail(row, self._classes.error(int(labels[bad]), bool(emission[bad])))
+        out[:] = classes
+
+
+def _scatter(values: np.ndarray, length: np.ndarray, out: np.ndarray, start: np.ndarray) -> None:
+    """Copies consecutive pieces of `values` to where they start in `out`."""
+    end = np.cumsum(length)
+    if (start - (end - length) == start[0]).all():
+        out[start[0] : start[0] + len(values)] = values
+        return
+    for to, stop, count in zip(start.tolist(), end.tolist(), length.tolist(), strict=True):
+        out[to : to + count] = values[stop - count : stop]
+
+
+def _wrong_end(position: int, left: int) -> SourceFormatError:
+    return SourceFormatError(
+        "the alignment does not end where its entry does",
+        position=position,
+        expected="the times of the packet behind the last item",
+        found=f"{left} more bytes",
+    )

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seqshard.io.errors import (
+    MissingSequenceError,
+    SeqshardError,
+    SourceFormatError,
+    SourceNotFoundError,
+)
+from seqshard.io.sprint.archive import Archive
+
+NAMES = [f"r/seg{i}" for i in range(10)]
+
+
+def names_of(archive):
+    return archive.names.to_pylist()
+
+
+def payloads(archive):
+    return [bytes(archive.payload(i)) for i in range(len(archive))]
+
+
+@pytest.fixture(scope="session")
+def reference(rasr):
+    with Archive(rasr / "robust" / "reference.cache") as archive:
+        return dict(zip(names_of(archive), payloads(archive), strict=True))
+
+
+# What RASR wrote.
+
+
+def test_plain_entries_equal_truth(rasr):
+    truth = np.load(rasr / "truth" / "plain" / "plain.cache.npz")
+    with Archive(rasr / "plain" / "plain.cache") as archive:
+        assert names_of(archive) == truth["names"].tolist()
+        assert b"".join(payloads(archive)) == truth["contents_blob"].tobytes()
+        assert archive.table.size.tolist() == np.diff(truth["contents_off"]).tolist()
+
+
+def test_names_in_utf8_with_nul_newline_and_blanks(rasr):
+    truth = np.load(rasr / "truth" / "features" / "names-utf8.cache.npz")
+    blob, offsets = truth["names_blob"].tobytes(), truth["names_off"].tolist()
+    expected = [blob[a:b].decode() for a, b in itertools.pairwise(offsets)]
+    with Archive(rasr / "features" / "names-utf8.cache") as archive:
+        assert names_of(archive) == expected
+        assert "nul\0byte" in expected
+        assert "newline\nname" in expected
+
+
+def test_attributes_are_no_sequences_but_readable(rasr):
+    with Archive(rasr / "features" / "f32-dim16.cache") as archive:
+        assert len(archive) == 400
+        assert len(archive.sequences) == 200
+        names = names_of(archive)
+        assert not any(names[i].endswith(".attribs") for i in archive.sequences)
+        xml = archive.attributes(int(archive.sequences[0]))
+        assert xml.startswith(b"<flow-attributes><flow-attribute name=")
+        assert xml == bytes(archive.payload(archive.find("corpus/rec-0001/1.attribs")))
+
+
+def test_uncompressed_payload_is_a_view(rasr):
+    with Archive(rasr / "robust" / "reference.cache") as archive:
+        view = archive.payload(0)
+        assert isinstance(view, memoryview)
+        assert view.readonly
+        assert len(view) == 138
+        view.release()
+
+
+def test_views_outlive_the_archive(rasr):
+    with Archive(rasr / "robust" / "reference.cache") as archive:
+        view = archive.payload(0)
+    assert bytes(view[4:14]) == b"vector-f32"
+
+
+def test_find(rasr):
+    with Archive(rasr / "robust" / "reference.cache") as archive:
+        assert archive.find("r/seg3") == 3
+        with pytest.raises(MissingSequenceError, match="no such entry"):
+            archive.find("seg3")
+
+
+# Damage, as docs/sprint-format.md says that RASR reads it.
+
+
+def test_no_entries(rasr):
+    with Archive(rasr / "robust" / "zero-entries.cache") as archive:
+        assert len(archive) == 0
+        assert names_of(archive) == []
+        assert archive.complete
+
+
+def test_first_of_duplicate_names_wins(rasr, reference):
+    with Archive(rasr / "robust" / "dup-in-table.cache") as archive:
+        assert names_of(archive) == [name for name in NAMES if name != "r/seg2"]
+        assert bytes(archive.payload(archive.find("r/seg1"))) == reference["r/seg1"]
+
+
+def test_removed_entries_and_holes(rasr, reference):
+    with Archive(rasr / "robust" / "removed.cache") as archive:
+        assert names_of(archive) == ["r/seg1", "r/seg2", *NAMES[5:9]]
+        for name in names_of(archive):
+            assert bytes(archive.payload(archive.find(name))) == reference[name]
+
+
+def test_checksum_makes_an_entry_unreadable(rasr, reference):
+    path = rasr / "robust" / "bad-checksum.cache"
+    with Archive(path) as archive:
+        for name in ("r/seg1", "r/seg3"):
+            with pytest.raises(SourceFormatError, match=f"{name}.*checksum.*found 67305985"):
+                archive.payload(archive.find(name))
+        assert sorted(archive.damage(archive.sequences)) == [1, 3]
+        assert bytes(archive.payload(0)) == reference["r/seg0"]
+    with Archive(path, ignore_checksum=True) as archive:
+        assert payloads(archive) == list(reference.values())
+
+
+def test_damaged_gzip_data(rasr, reference):
+    path = rasr / "robust" / "bad-gzip-data.cache"
+    with Archive(path) as archive:
+        with pytest.raises(SourceFormatError, match=r"r/seg3.*compressed data is damaged"):
+            archive.payload(3)
+        assert bytes(archive.payload(2)) == reference["r/seg2"]
+    with Archive(path, ignore_gzip_trailer=True) as archive:
+        tolerated = bytes(archive.payload(3))
+        assert len(tolerated) == len(reference["r/seg3"])
+        assert tolerated != reference["r/seg3"]
+
+
+def test_size_of_the_table_counts(rasr):
+    with Archive(rasr / "robust" / "size-mismatch-table.cache") as archive:
+        assert len(archive.payload(1)) == 278
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_archive_without_table(rasr, reference, recover):
+    with Archive(rasr / "robust" / "no-table.cache", recover=recover) as archive:
+        assert not archive.complete
+        assert archive.lost == ()
+        assert dict(zip(names_of(archive), payloads(archive), strict=True)) == reference
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_crashed_writer(rasr, recover):
+    with Archive(rasr / "robust" / "crash-exit.cache", recover=recover) as archive:
+        assert len(archive) == 119
+        assert archive.damage(np.arange(119)) == {}
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_truncated_in_the_last_entry(rasr, reference, recover):
+    with Archive(rasr / "robust" / "truncated-mid-data.cache", recover=recover) as archive:
+        assert dict(zip(names_of(archive), payloads(archive), strict=True)) == {
+            name: reference[name] for name in NAMES[:9]
+        }
+        ((name, error),) = archive.lost
+        assert name == "r/seg9"
+        assert "found 100 bytes" in str(error)
+
+
+def test_recovery_can_be_refused(rasr):
+    with pytest.raises(SourceFormatError, match="no file table: its writer crashed"):
+        Archive(rasr / "robust" / "no-table.cache", recover=False)
+
+
+def cut(data, position):
+    return data[:8] + b"\0" + data[9:position]
+
+
+@pytest.mark.parametrize("place", ["tag", "length", "name", "sizes", "data", "end"])
+def test_truncation_in_every_part_of_an_entry(make, writer, place):
+    data = writer.archive([("first", b"abcd"), ("second", b"efghij")])
+    second = data.index(b"second") - 8
+    offset = {"tag": 2, "length": 5, "name": 10, "sizes": 20, "data": 28, "end": 34}[place]
+    path = make(cut(data, second + offset))
+    with Archive(path) as archive:
+        assert names_of(archive) == ["first"]
+        assert len(archive.lost) == 1
+    if place in ("length", "name", "sizes"):
+        with pytest.raises(SourceFormatError, match="inside an entry's header, which RASR refuses"):
+            Archive(path, recover="rasr")
+    else:
+        with Archive(path, recover="rasr") as archive:
+            assert names_of(archive) == ["first"]
+
+
+def test_truncation_right_behind_an_entry_loses_nothing(make, writer):
+    data = writer.archive([("first", b"abcd"), ("second", b"efghij")])
+    path = make(cut(data, data.index(b"second") - 8))
+    with Archive(path) as archive:
+        assert (names_of(archive), archive.lost) == (["first"], ())
+
+
+@pytest.mark.parametrize(("garbage", "rasr_finds"), [(8, True), (7, False)])
+def test_garbage_between_entries(make, writer, garbage, rasr_finds):
+    first, _ = writer.entry("first", b"abcd")
+    second, _ = writer.entry("second", b"efgh")
+    path = make(b"SP_ARC1\0\0" + first + b"x" * garbage + second)
+    with Archive(path) as archive:
+        assert names_of(archive) == ["first", "second"]
+        assert "belong to no entry" in str(archive.lost[0][1])
+    with Archive(path, recover="rasr") as archive:
+        assert names_of(archive) == (["first", "second"] if rasr_finds else ["first"])
+
+
+def test_recovery_steps_over_tags_inside_payload_and_holes(make, writer):
+    inner, _ = writer.entry("inner", b"no entry")
+    hole = writer.START + struct.pack("<IIII", 0, 6, 0, 0) + b"stale!" + writer.END
+    outer, _ = writer.entry("outer", b"12" + inner)
+    last, _ = writer.entry("last", b"", compressed=True)
+    path = make(b"SP_ARC1\0\0" + outer + hole + last)
+    for recover in (True, "rasr"):
+        with Archive(path, recover=recover) as archive:
+            assert names_of(archive) == ["outer", "last"]
+            assert payloads(archive) == [b"12" + inner, b""]
+
+
+def test_recovery_ignores_the_rest_of_an_overwritten_table(make, writer):
+    closed = writer.archive([("one", b"1234"), ("a-long-name-of-two", b"5678")])
+    (table,) = struct.unpack("<Q", closed[-8:])
+    third, _ = writer.entry("3", b"x")
+    data = bytearray(closed)
+    data[8] = 0
+    data[table : table + len(third)] = third
+    with Archive(make(bytes(data))) as archive:
+        assert names_of(archive) == ["one", "a-long-name-of-two", "3"]
+        assert archive.lost == ()
+
+
+def test_damaged_tag_loses_no_entry(make, writer):
+    parts = [writer.entry(name, b"12345")[0] for name in ("a", "b", "c")]
+    for flipped in (0, len(parts[1]) - 1):
+        middle = bytearray(parts[1])
+        middle[flipped] ^= 1
+        path = make(b"SP_ARC1\0\0" + parts[0] + bytes(middle) + parts[2])
+        with Archive(path) as archive:
+            assert names_of(archive) == ["a", "b", "c"]
+
+
+def test_damaged_size_loses_one_entry_and_names_it(make, writer):
+    parts = [bytearray(writer.entry(name, b"12345")[0]) for name in ("a", "b", "c")]
+    parts[1][9] += 3
+    with Archive(make(b"SP_ARC1\0\0" + b"".join(parts))) as archive:
+        assert names_of(archive) == ["a", "c"]
+        assert [name for name, _ in archive.lost] == ["b"]
+
+
+def test_forced_scan_of_a_damaged_table(make, writer):
+    data = writer.archive([("a", b"1"), ("b", b"2")])[:-3]
+    path = make(data)
+    with pytest.raises(SourceFormatError, match="recover='force' reads its intact entries"):
+        Archive(path)
+    with Archive(path, recover="force") as archive:
+        assert names_of(archive) == ["a", "b"]
+        assert not archive.complete
+
+
+# Files that are no archives, and bad tables.
+
+
+def test_files_that_are_no_archives(tmp_path, make):
+    with h5py.File(tmp_path / "x.hdf", "w") as file:
+        file["x"] = 1
+    cases = {
+        str(tmp_path / "x.hdf"): 'not a Sprint archive .*found an HDF file.*kind "hdf"',
+        make(b"", "empty"): "the file is empty",
+        make(b"a.cache\nb.cache\n", "text"): "found text: 'a.cache.*must be named \\*.bundle",
+        make(zlib.compress(b"x" * 99, wbits=31), "gz"): "found a gzip file.*Decompress it first",
+        make(b"SP_ARC1\0", "short"): "not a Sprint archive",
+        make(b"SP_ARC1\0\1" + bytes(10), "tiny"): "too short for a file table",
+        str(tmp_path): "cannot be opened: Is a directory",
+    }
+    for path, message in cases.items():
+        with pytest.raises(SourceFormatError, match=message):
+            Archive(path)
+    with pytest.raises(SourceNotFoundError, match="no such archive"):
+        Archive(tmp_path / "nothing")
+
+
+def table_of(data):
+    return struct.unpack("<Q", data[-8:])[0]
+
+
+def test_damaged_table_fields_name_their_bytes(make, writer):
+    good = writer.archive([("name", b"1234"), ("other", b"56")])
+    table = table_of(good)
+
+    def patched(position, data):
+        return make(good[:position] + data + good[position + len(data) :])
+
+    big = struct.pack("<I", 0xFFFFFFFF)
+    cases = [
+        (len(good) - 8, struct.pack("<Q", len(good)), "do not point to a file table"),
+        (len(good) - 8, struct.pack("<Q", 2**64 - 1), "do not point to a file table"),
+        (len(good) - 8, struct.pack("<Q", 3), "do not point to a file table"),
+        (table, big, f"byte {table}: the file table has no room"),
+        (table + 4, big, "the file table ends before entry 1 of 2"),
+        (table + 4 + 24, big, "an entry reaches behind the file table"),
+        (len(good) - 20, big, "the table of holes has no room"),
+    ]
+    for position, data, message in cases:
+        with pytest.raises(SourceFormatError, match=message):
+            Archive(patched(position, data))
+
+
+def test_entry_without_a_name(make, writer):
+    with pytest.raises(SourceFormatError, match="byte 38: an entry in the file table has no name"):
+        Archive(make(writer.archive([("", b"1")])))
+
+
+def test_entries_outside_the_file_are_damaged_alone(make, writer):
+    good = writer.archive([("name", b"1234"), ("other", b"56")])
+    position = table_of(good) + 4 + 8
+    for value in (2**64 - 1, 2**63, len(good), 0):
+        path = make(good[:position] + struct.pack("<Q", value) + good[position + 8 :])
+        with Archive(path) as archive:
+            with pytest.raises(SourceFormatError, match=r"entry 'name'.*is not inside the file"):
+                archive.payload(0)
+            assert bytes(archive.payload(1)) == b"56"
+
+
+def test_names_in_other_encodings(make, writer):
+    path = make(writer.archive([("ok", b""), ("grüß".encode("latin-1"), b"1")]))
+    with Archive(path) as archive:
+        position = archive.data.rfind(b"\xfc")
+        with pytest.raises(SourceFormatError, match=rf"byte {position}: .* is not utf-8"):
+            _ = archive.names
+    with Archive(path, encoding="latin-1") as archive:
+        assert names_of(archive) == ["ok", "grüß"]
+    with Archive(path, encoding="ascii") as archive, pytest.raises(SourceFormatError, match="asc"):
+        _ = archive.names
+
+
+def test_long_names(make, writer):
+    entries = [("a" * 70_000, b"1"), ("/b//c", b"2"), ("..", b"3")]
+    with Archive(make(writer.archive(entries))) as archive:
+        assert list(zip(names_of(archive), payloads(archive), strict=True)) == entries
+
+
+def test_decompression_is_bounded(make, writer):
+    bomb = writer.member(bytes(50_000_000))
+    data = bytearray(writer.archive([("x", b"12345678")], compressed=True))
+    entry, _ = writer.entry("x", b"")
+    body = b"SP_ARC1\0\1" + entry[:9] + struct.pack("<III", 8, len(bomb), 0) + bomb + writer.END
+    table = struct.pack("<I", 1) + writer.string("x") + struct.pack("<QII", 18, 8, len(bomb))
+    data = body + table + struct.pack("<IQQ", 0, len(body) + len(table), len(body))
+    with (
+        Archive(make(data)) as archive,
+        pytest.raises(SourceFormatError, match=r"another length .expected 8 bytes, found more"),
+    ):
+        archive.payload(0)
+
+
+@pytest.mark.parametrize("place", [-1, -5])
+def test_gzip_trailer_is_verified(make, writer, place):
+    data = bytearray(writer.archive([("x", b"hello" * 20)], compressed=True))
+    end = data.index(writer.END)
+    data[end + place] ^= 1
+    path = make(bytes(data))
+    with Archive(path) as archive, pytest.raises(SourceFormatError, match=r"entry 'x'.*incorrect"):
+        archive.payload(0)
+    with Archive(path, ignore_gzip_trailer=True) as archive:
+        assert archive.payload(0) == b"hello" * 20
+
+
+def test_fingerprint_depends_on_the_table(make, writer):
+    def fingerprint(entries):
+        with Archive(make(writer.archive(entries))) as archive:
+            return archive.fingerprint
+
+    first = fingerprint([("a", b"12"), ("b", b"3")])
+    assert len(first) == 32
+    assert first == fingerprint([("a", b"xx"), ("b", b"y")])
+    assert first != fingerprint([("a", b"1"), ("b", b"23")])
+    assert first != fingerprint([("ab", b"12"), ("b", b"3")])
+
+
+# Properties.
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    entries=st.lists(
+        st.tuples(st.text(min_size=1, max_size=9), st.binary(max_size=60)),
+        max_size=8,
+        unique_by=lambda item: item[0],
+    ),
+    compressed=st.sets(st.integers(0, 7)),
+    closed=st.booleans(),
+    data=st.data(),
+)
+def test_round_trip_and_mutation(make, writer, entries, compressed, closed, data):
+    entries = [(name, body) for name, body in entries if name.isprintable()]
+    good = writer.archive(entries, compressed=compressed, closed=closed)
+    for recover in (True, "rasr", "force"):
+        with Archive(make(good), recover=recover) as archive:
+            assert list(zip(names_of(archive), payloads(archive), strict=True)) == entries
+    position = data.draw(st.integers(8, len(good) - 1))
+    flipped = bytearray(good)
+    flipped[position] ^= 1 << data.draw(st.integers(0, 7))
+    for recover in (True, "rasr", "force"):
+        try:
+            with Archive(make(bytes(flipped)), recover=recover) as archive:
+                names_of(archive)
+                payloads(archive)
+        except SeqshardError:
+            pass
+
+
+@pytest.mark.slow
+def test_a_million_entries_open_in_about_a_second(tmp_path, writer):
+    count = 10**6
+    names = [b"corpus/recording-%06d/%d" % (i // 4, i % 11) for i in range(count)]
+    rows = b"".join(
+        struct.pack(f"<I{len(name)}sQII", len(name), name, 100, 50, 0) for name in names
+    )
+    body = b"SP_ARC1\0\1" + bytes(200)
+    table = struct.pack("<I", count) + rows
+    tail = struct.pack("<IQQ", 0, len(body) + len(table), len(body))
+    path = tmp_path / "large.cache"
+    path.write_bytes(body + table + tail)
+    with Archive(path) as archive:
+        assert len(archive) == len(set(names))
+        assert archive.names[3].as_py() == names[3].decode()
