@@ -2,6 +2,9 @@
 
 See docs/sprint-format.md, section 2. A block of vectors of one dimension is one structured view
 of the stored bytes; nothing is done per frame unless dimensions change within a block.
+
+Arrays that leave this module are made by `np.frombuffer`, which keeps the memory alive; arrays
+made by `np.ndarray(buffer=...)` do not hinder a map from being closed under them.
 """
 
 from __future__ import annotations
@@ -196,7 +199,7 @@ def _vector_decoder(element: np.dtype) -> Decoder:
         dtype = frame_dtype(element, _dim(data, offset, element))
         end = offset + count * dtype.itemsize
         if end <= len(data):
-            frames = np.ndarray(count, dtype, data, offset)
+            frames = np.frombuffer(data, dtype, count, offset)
             # By induction: a frame of the right dimension ends where the next one is looked for.
             if (frames["n"] == dtype["v"].shape[0]).all():
                 return frames["v"], frames["t"], end
@@ -212,9 +215,9 @@ def _decode_ragged(
     for packet in range(count):
         dim = _dim(data, offset, element)
         offset += 4
-        vectors.append(np.ndarray(dim, element, data, offset))
+        vectors.append(np.frombuffer(data, element, dim, offset))
         offset += dim * element.itemsize
-        times[packet] = np.ndarray(2, "<f8", data, offset)
+        times[packet] = np.frombuffer(data, "<f8", 2, offset)
         offset += TIMES_BYTES
     return vectors, times, offset
 

@@ -41,7 +41,7 @@ def archive(entries, *, closed=True, compressed=(), extra=b"", checksum=None, or
     body, rows = bytearray(b"SP_ARC1\0" + bytes([closed])), []
     for i, (name, data) in enumerate(entries):
         name = name.encode() if isinstance(name, str) else name
-        wanted = compressed is True or (compressed is not True and i in compressed)
+        wanted = compressed if isinstance(compressed, bool) else i in compressed
         data, sizes = entry(name, data, wanted, (checksum or {}).get(i, 0))
         rows.append((name, len(body) + 8 + len(name), *sizes))
         body += data
