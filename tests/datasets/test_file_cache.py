@@ -79,12 +79,12 @@ def test_empty_file_and_same_names(tmp_path, cache):
 
 
 def test_the_longest_unused_copy_makes_room(tmp_path, cache):
-    paths = [make(tmp_path, name, name.encode() * 250) for name in "abc"]
+    paths = [make(tmp_path, name, name.encode() * 300) for name in "abc"]
     for age, path in enumerate(paths):
         lock = os.path.dirname(cache.get(path).paths[0]) + ".lock"
         os.utime(lock, (age + 1, age + 1))
     cache.get(paths[0])
-    cache.get(make(tmp_path, "d", b"d" * 250))
+    cache.get(make(tmp_path, "d", b"d" * 300))
     assert copies(cache) == ["a", "c", "d"]
     assert all(path.exists() for path in paths)
 
