@@ -1,4 +1,4 @@
-"""What a dataset is asked for: its sequences, their data and what these look like.
+"""What a dataset is asked for: its sequences, their data, chunks and batches.
 
 The defaults suit a subclass that knows nothing in advance; subclasses override what they know.
 Names and behaviour are those of RETURNN's `Dataset`.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from . import batching, chunking
+from .batching import Batch, BatchSetGenerator
 from .numbers_dict import NumbersDict
 from .seq import DatasetSeq
 
@@ -28,6 +31,7 @@ class SeqAccess:
         num_outputs: (dim, number of axes with time) per data key.
         labels: class names per data key.
         window: frames beside each other in "data".
+        weights: by sequence index, weight and threshold; see `sample`.
     """
 
     num_inputs: int
@@ -37,8 +41,15 @@ class SeqAccess:
     epoch: int | None
     seq_ordering: Any
     partition_epoch: int
+    weights: dict[int, list[float]]
+    zpad: np.ndarray | None
+    shuffle_frames_of_nseqs: int
+    ctx_left: NumbersDict
+    ctx_right: NumbersDict
     _num_timesteps: Any
     _estimated_num_seqs: int | None
+    _num_loaded: int = 0
+    _num_read_before: int = 0
 
     def have_corpus_seq_idx(self) -> bool:
         """Whether `get_corpus_seq_idx` works for every order."""
@@ -140,7 +151,9 @@ class SeqAccess:
             num_seqs = None
         if sorted_seq_idx < 0 or (num_seqs is not None and sorted_seq_idx >= num_seqs):
             raise IndexError(f"{self}: there is no sequence {sorted_seq_idx} of {num_seqs}")
-        return self.generic_complete_frac(sorted_seq_idx, num_seqs)
+        before = self._num_read_before
+        total = None if num_seqs is None else num_seqs + before
+        return self.generic_complete_frac(sorted_seq_idx + before, total)
 
     # Reading sequences of the epoch.
 
@@ -242,3 +255,92 @@ class SeqAccess:
             return data.astype(np.uint8).tobytes().decode("utf-8")
         characters = len(labels) < 1000 and all(len(label) == 1 for label in labels)
         return ("" if characters else " ").join([labels[index] for index in data.tolist()])
+
+    # Loading, chunks and batches.
+
+    def is_cached(self, start: int, end: int) -> bool:
+        """Whether `load_seqs` has nothing to do for this range."""
+        return start == end
+
+    def load_seqs(self, start: int, end: int) -> None:
+        """Makes the sequences from `start` to before `end` available. `start` must not fall.
+
+        Raises:
+            ValueError: if the range is malformed.
+        """
+        if not 0 <= start <= end:
+            raise ValueError(f"{self}: load_seqs({start}, {end}) is no range of sequences")
+        self._num_loaded = max(self._num_loaded, end)
+        if self.is_cached(start, end):
+            return
+        step = self.shuffle_frames_of_nseqs
+        if step <= 0:
+            self._load_seqs(start, end)
+            return
+        start, end = self._get_load_seqs_superset(start, end)
+        self._load_seqs(start, end)
+        for first in range(start, end, step):
+            self._shuffle_frames_in_seqs(first, first + step)
+
+    def _get_load_seqs_superset(self, start: int, end: int) -> tuple[int, int]:
+        step = self.shuffle_frames_of_nseqs
+        return (start - start % step, end + -end % step) if step > 0 else (start, end)
+
+    def _load_seqs(self, start: int, end: int) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must implement _load_seqs")
+
+    def _shuffle_frames_in_seqs(self, start: int, end: int) -> None:
+        raise OptionalNotImplementedError(f"{self} does not support shuffle_frames_of_nseqs")
+
+    def _sliding_window(self, xr: np.ndarray) -> np.ndarray:
+        return chunking.sliding_window(xr, self.zpad)
+
+    def iterate_seqs(
+        self, recurrent_net: bool = True, used_data_keys: Iterable[str] | None = None
+    ) -> Iterator[chunking.Chunk]:
+        """Yields the chunks of the epoch: sequence index, first frames and end frames.
+
+        Args:
+            recurrent_net: whether the order of frames matters; otherwise nothing is chunked.
+            used_data_keys: the keys that must fit together; by default all.
+
+        Raises:
+            ConfigError: if the lengths of the keys do not give the same number of chunks.
+        """
+        return chunking.iterate_seqs(self, recurrent_net, used_data_keys)
+
+    def get_start_end_frames_full_seq(self, seq_idx: int) -> tuple[NumbersDict, NumbersDict]:
+        """First and end frame of a whole sequence with its context window."""
+        length = self.get_seq_length(seq_idx)
+        start = NumbersDict.constant_like(0, numbers_dict=length)
+        return start - self.ctx_left, length + self.ctx_right
+
+    def sample(self, seq_idx: int) -> bool:
+        """Whether a sequence is used, if it has a weight."""
+        weight, threshold = self.weights.get(seq_idx, (0, 0))
+        return weight >= threshold
+
+    def _generate_batches(self, **kwargs: Any) -> Iterator[Batch]:
+        return batching.generate_batches(self, **kwargs)
+
+    def batch_set_generator_cache_whole_epoch(self) -> bool:
+        """Whether batches may be kept and repeated in the next epoch."""
+        return False
+
+    def generate_batches(self, shuffle_batches: bool = False, **kwargs: Any) -> BatchSetGenerator:
+        """Batches of the epoch; for the options see `batching.generate_batches`."""
+        return BatchSetGenerator(
+            dataset=self,
+            generator=self._generate_batches(**kwargs),
+            shuffle_batches=shuffle_batches,
+            cache_whole_epoch=self.batch_set_generator_cache_whole_epoch(),
+        )
+
+    @classmethod
+    def index_shape_for_batches(
+        cls, batches: Iterable[Batch], data_key: str = "data"
+    ) -> tuple[int, int]:
+        """(frames, slices) of one array that holds all these batches side by side."""
+        batches = list(batches)
+        frames = max((batch.max_num_frames_per_slice[data_key] for batch in batches), default=0)
+        return frames, sum(batch.num_slices for batch in batches)

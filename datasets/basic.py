@@ -6,19 +6,19 @@ its tools and subclasses written for it work with these classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from threading import RLock
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..io.errors import ConfigError
-from . import batching, ordering, returnn_config, seq_files
+from ..io.errors import ConfigError, StaleStateError
 from . import chunking as chunking_
+from . import ordering, returnn_config, seq_files
 from .access import OptionalNotImplementedError, SeqAccess
 from .batching import Batch, BatchSetGenerator
-from .epoch_order import CorpusColumns, order_for_epoch
+from .epoch_order import CorpusColumns, EpochParts, hash_of, order_for_epoch, order_identity
 from .numbers_dict import NumbersDict
 from .registry import (
     convert_data_dims,
@@ -26,6 +26,7 @@ from .registry import (
     get_dataset_class,
     init_dataset,
 )
+from .resume import Coverage, EpochState, coverage_of, parse_state
 from .seq import DatasetSeq
 
 __all__ = [
@@ -68,6 +69,8 @@ class Dataset(SeqAccess):
         estimated_num_seqs: for progress reports where the number of sequences is not known.
         _num_shards, _shard_index: number of ranks or workers that share an epoch, and which one
             this is.
+        equal_steps: whether all ranks get the same number of sequences: those with a smaller
+            share repeat some of their own. Not an option of RETURNN's.
 
     Raises:
         ConfigError: if an option is malformed or options exclude each other.
@@ -96,6 +99,7 @@ class Dataset(SeqAccess):
         estimated_num_seqs: int | None = None,
         _num_shards: int = 1,
         _shard_index: int = 0,
+        equal_steps: bool = False,
     ) -> None:
         self.name = name or f"dataset_id{id(self)}"
         self.lock: RLock | None = None
@@ -111,6 +115,8 @@ class Dataset(SeqAccess):
         self._estimated_num_seqs = estimated_num_seqs
         self._file_cache: Any = None
         self._corpus_columns = CorpusColumns()
+        self._epoch_parts = EpochParts()
+        self._resume_state: EpochState | None = None
 
         self.window = window
         self.seq_ordering = seq_ordering
@@ -136,6 +142,7 @@ class Dataset(SeqAccess):
         _check_shard(_num_shards, _shard_index)
         self._num_shards = _num_shards
         self._shard_index = _shard_index
+        self.equal_steps = equal_steps
 
     def __repr__(self) -> str:
         name, epoch = getattr(self, "name", "<unknown>"), getattr(self, "epoch", "<unknown>")
@@ -251,7 +258,10 @@ class Dataset(SeqAccess):
         Returns:
             Whether the order may have changed.
         """
+        if self._resume_state is not None and epoch not in (None, self._resume_state.epoch):
+            self._resume_state = None
         self.epoch = epoch
+        self._num_loaded = self._num_read_before = 0
         self.rnd_seq_drop = Random(self._get_random_seed_for_epoch(epoch=epoch))
         self._check_sharding(self._num_shards)
         return False
@@ -259,6 +269,7 @@ class Dataset(SeqAccess):
     def finish_epoch(self, *, free_resources: bool = False) -> None:
         """Ends an epoch; the next call is `init_seq_order`."""
         self.epoch = None
+        self._resume_state = None
 
     def supports_sharding(self) -> bool:
         """Whether the order can be shared out over ranks or workers."""
@@ -329,93 +340,65 @@ class Dataset(SeqAccess):
         """The corpus indices of the current epoch in their order."""
         raise OptionalNotImplementedError(f"{self} does not know its sequence order")
 
-    # Loading, chunks and batches.
+    # Continuing in the middle of an epoch.
 
-    def is_cached(self, start: int, end: int) -> bool:
-        """Whether `load_seqs` has nothing to do for this range."""
-        return start == end
+    def _get_corpus_digest(self) -> str:
+        """Identifies the corpus; `state_dict` relies on it."""
+        return hash_of(*self.get_all_tags())
 
-    def load_seqs(self, start: int, end: int) -> None:
-        """Makes the sequences from `start` to before `end` available. `start` must not fall.
-
-        Raises:
-            ValueError: if the range is malformed.
-        """
-        if not 0 <= start <= end:
-            raise ValueError(f"{self}: load_seqs({start}, {end}) is no range of sequences")
-        if self.is_cached(start, end):
-            return
-        step = self.shuffle_frames_of_nseqs
-        if step <= 0:
-            self._load_seqs(start, end)
-            return
-        start, end = self._get_load_seqs_superset(start, end)
-        self._load_seqs(start, end)
-        for first in range(start, end, step):
-            self._shuffle_frames_in_seqs(first, first + step)
-
-    def _get_load_seqs_superset(self, start: int, end: int) -> tuple[int, int]:
-        step = self.shuffle_frames_of_nseqs
-        return (start - start % step, end + -end % step) if step > 0 else (start, end)
-
-    def _load_seqs(self, start: int, end: int) -> None:
-        raise NotImplementedError(f"{type(self).__name__} must implement _load_seqs")
-
-    def _shuffle_frames_in_seqs(self, start: int, end: int) -> None:
-        raise OptionalNotImplementedError(f"{self} does not support shuffle_frames_of_nseqs")
-
-    def _sliding_window(self, xr: np.ndarray) -> np.ndarray:
-        return chunking_.sliding_window(xr, self.zpad)
-
-    def iterate_seqs(
-        self, recurrent_net: bool = True, used_data_keys: Iterable[str] | None = None
-    ) -> Iterator[chunking_.Chunk]:
-        """Yields the chunks of the epoch: sequence index, first frames and end frames.
+    def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
+        """Where the epoch stands, as a small dict for JSON.
 
         Args:
-            recurrent_net: whether the order of frames matters; otherwise nothing is chunked.
-            used_data_keys: the keys that must fit together; by default all.
+            num_consumed: sequences of the current order that were used, from its start; by
+                default all that were loaded, which is too many for a reader that loads ahead.
 
         Raises:
-            ConfigError: if the lengths of the keys do not give the same number of chunks.
+            StaleStateError: if there is no current epoch, or no so many sequences in it.
         """
-        return chunking_.iterate_seqs(self, recurrent_net, used_data_keys)
+        if self.epoch is None:
+            raise StaleStateError(f"{self} is in no epoch whose state could be saved")
+        count = self._num_loaded if num_consumed is None else num_consumed
+        if not 0 <= count <= self.num_seqs:
+            raise StaleStateError(
+                "there are not so many sequences",
+                expected=f"0 to {self.num_seqs}",
+                found=str(count),
+            )
+        identity = order_identity(self, self.epoch)
+        start = self._resume_state or EpochState(identity, self.epoch, ())
+        after = start.advanced(self._num_shards, self._shard_index, count, self.equal_steps)
+        return after.to_dict()
 
-    def get_start_end_frames_full_seq(self, seq_idx: int) -> tuple[NumbersDict, NumbersDict]:
-        """First and end frame of a whole sequence with its context window."""
-        length = self.get_seq_length(seq_idx)
-        start = NumbersDict.constant_like(0, numbers_dict=length)
-        return start - self.ctx_left, length + self.ctx_right
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Starts the epoch of a saved state with the sequences that are left, numbered from 0.
 
-    def sample(self, seq_idx: int) -> bool:
-        """Whether a sequence is used, if it has a weight."""
-        weight, threshold = self.weights.get(seq_idx, (0, 0))
-        return weight >= threshold
+        Any `init_seq_order` of the same epoch starts there again, until another epoch begins. The
+        state must be this rank's own, or `resume.merge_states` of those of all ranks; then the
+        number of ranks may be another one.
 
-    def _generate_batches(self, **kwargs: Any) -> Iterator[Batch]:
-        return batching.generate_batches(self, **kwargs)
+        Raises:
+            StaleStateError: if it is malformed, or belongs to other data or options.
+        """
+        parsed = parse_state(state)
+        identity = order_identity(self, parsed.epoch)
+        if parsed.dataset != identity:
+            raise StaleStateError(
+                f"{self}: the state belongs to another dataset, or to other options",
+                expected=identity,
+                found=parsed.dataset,
+            )
+        self._resume_state = parsed
+        self.init_seq_order(epoch=parsed.epoch)
 
-    def batch_set_generator_cache_whole_epoch(self) -> bool:
-        """Whether batches may be kept and repeated in the next epoch."""
-        return False
+    def coverage(self, all_ranks: bool = False) -> Coverage:
+        """A digest of the sequences that this rank reads in the current epoch.
 
-    def generate_batches(self, shuffle_batches: bool = False, **kwargs: Any) -> BatchSetGenerator:
-        """Batches of the epoch; for the options see `batching.generate_batches`."""
-        return BatchSetGenerator(
-            dataset=self,
-            generator=self._generate_batches(**kwargs),
-            shuffle_batches=shuffle_batches,
-            cache_whole_epoch=self.batch_set_generator_cache_whole_epoch(),
-        )
-
-    @classmethod
-    def index_shape_for_batches(
-        cls, batches: Iterable[Batch], data_key: str = "data"
-    ) -> tuple[int, int]:
-        """(frames, slices) of one array that holds all these batches side by side."""
-        batches = list(batches)
-        frames = max((batch.max_num_frames_per_slice[data_key] for batch in batches), default=0)
-        return frames, sum(batch.num_slices for batch in batches)
+        Without the repetitions of `equal_steps`. That the shares of all ranks are disjoint and
+        complete is proven where `sum` over them equals the coverage with `all_ranks`.
+        """
+        parts = self._epoch_parts
+        return coverage_of(ordering.as_array(parts.whole if all_ranks else parts.own))
 
 
 def _check_shard(num_shards: int, shard_index: int) -> None:

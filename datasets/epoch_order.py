@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
+import xxhash
 
-from ..io.errors import ConfigError, MissingSequenceError
+from ..io.errors import ConfigError, MissingSequenceError, StaleStateError
 from . import ordering
 from .chunking import FORWARD_COMPATIBLE_KWARGS
+from .resume import fill_up, shares_after
 from .seq_files import load_seq_lens
 
 if TYPE_CHECKING:
     from .basic import Dataset
+
+
+@dataclass
+class EpochParts:
+    """The current epoch without repetitions by `equal_steps`.
+
+    Attributes:
+        own: corpus indices of this rank's share, those that are read already included.
+        whole: corpus indices of the shares of all ranks, in any order.
+    """
+
+    own: Sequence[int] = ()
+    whole: Sequence[int] = ()
+
 
 GetSeqLen = Callable[[int], float]
 
@@ -48,16 +64,87 @@ def order_for_epoch(
     )
     if dataset.unique_seq_tags:
         order = ordering.keep_first(order, _same_tag(dataset, num_seqs))
-    partition_epoch, repeat_epoch = dataset.partition_epoch or 1, dataset.repeat_epoch or 1
-    if partition_epoch > 1 or dataset._num_shards > 1:
-        order = dataset._apply_partition_epoch_and_sharding(
-            order, partition_epoch, epoch, dataset._num_shards, dataset._shard_index
+    share = _share_of_rank(dataset, order, epoch, num_seqs)
+    if dataset.seq_tags_filter is not None and len(order) and not len(share):
+        _refuse_empty(dataset, order)
+    return share
+
+
+def _share_of_rank(
+    dataset: Dataset, order: Sequence[int], epoch: int, num_seqs: int
+) -> Sequence[int]:
+    """What this rank has left to read of the full order."""
+    num_shards, rank = dataset._num_shards, dataset._shard_index
+    partition_epoch = dataset.partition_epoch or 1
+    parts, state = dataset._epoch_parts, dataset._resume_state
+    if state is None and not dataset.equal_steps:
+        first, end = ordering.sub_epoch_bounds(len(order), epoch, partition_epoch, num_shards)
+        parts.whole = _repeat_and_filter(dataset, order[first:end], num_seqs)
+        if num_shards == partition_epoch == 1:
+            parts.own = parts.whole
+        else:
+            parts.own = _share(dataset, order, epoch, num_seqs, num_shards, rank)
+        return parts.own
+
+    def base(count: int) -> list[np.ndarray]:
+        shares = (_share(dataset, order, epoch, num_seqs, count, k) for k in range(count))
+        return [ordering.as_array(share) for share in shares]
+
+    shares, consumed = shares_after(state.splits if state else (), num_shards, base)
+    if consumed[rank] is None:
+        raise StaleStateError(
+            f"the reader state does not tell how far rank {rank} is",
+            hint="Load the state that this rank saved, or the merged states of all ranks.",
         )
-    if repeat_epoch > 1:
-        order = np.tile(ordering.as_array(order), repeat_epoch)
-    if dataset.seq_tags_filter is not None and num_seqs:
-        order = _filter(dataset, ordering.as_array(order), num_seqs)
+    parts.own, parts.whole = shares[rank], np.concatenate(shares)
+    dataset._num_read_before = consumed[rank]
+    share = fill_up(shares, rank) if dataset.equal_steps else shares[rank]
+    return share[consumed[rank] :]
+
+
+def _share(
+    dataset: Dataset, order: Sequence[int], epoch: int, num_seqs: int, num_shards: int, shard: int
+) -> Sequence[int]:
+    """What one of `num_shards` ranks reads of the full order in this sub-epoch."""
+    order = dataset._apply_partition_epoch_and_sharding(
+        order, dataset.partition_epoch or 1, epoch, num_shards, shard
+    )
+    return _repeat_and_filter(dataset, order, num_seqs)
+
+
+def _repeat_and_filter(dataset: Dataset, order: Sequence[int], num_seqs: int) -> Sequence[int]:
+    if (dataset.repeat_epoch or 1) > 1:
+        order = np.tile(ordering.as_array(order), dataset.repeat_epoch)
+    if dataset.seq_tags_filter is not None:
+        order = ordering.as_array(order)
+        order = order[_in_filter(dataset, num_seqs)[order]]
     return order
+
+
+def order_identity(dataset: Dataset, epoch: int) -> str:
+    """Identifies the corpus and all that decides the order of an epoch, but for the ranks."""
+    wanted = dataset.seq_tags_filter
+    options = (
+        _seq_ordering(dataset, epoch),
+        dataset.partition_epoch or 1,
+        dataset.repeat_epoch or 1,
+        dataset.unique_seq_tags,
+        dataset.fixed_random_seed,
+        dataset.random_seed_offset,
+        dataset.equal_steps,
+        dataset._seq_order_seq_lens_file and load_seq_lens(dataset._seq_order_seq_lens_file),
+    )
+    tags = "" if wanted is None else hash_of(*sorted(wanted))
+    return hash_of(dataset._get_corpus_digest(), *map(repr, options), tags)
+
+
+def hash_of(*texts: str) -> str:
+    """A hexadecimal hash of a list of texts."""
+    hasher = xxhash.xxh3_128()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.hexdigest()
 
 
 def _seq_ordering(dataset: Dataset, epoch: int) -> str:
@@ -97,21 +184,21 @@ def _same_tag(dataset: Dataset, num_seqs: int) -> np.ndarray:
     return columns.same_tag
 
 
-def _filter(dataset: Dataset, order: np.ndarray, num_seqs: int) -> np.ndarray:
+def _in_filter(dataset: Dataset, num_seqs: int) -> np.ndarray:
     columns = dataset._corpus_columns
     if columns.in_filter is None or len(columns.in_filter) != num_seqs:
-        tags = _tags(dataset, num_seqs)
-        columns.in_filter = ordering.tags_in(tags, dataset.seq_tags_filter)
-    kept = order[columns.in_filter[order]]
-    if not len(kept):
-        tags = dataset.get_all_tags()
-        raise ConfigError(
-            f"{dataset}: no sequence of the epoch is in the list of sequences to keep",
-            dataset._seq_list_filter_file,
-            expected=f"tags like {[tags[index] for index in order[:3].tolist()]}",
-            found=str(sorted(dataset.seq_tags_filter)[:3]),
-        )
-    return kept
+        columns.in_filter = ordering.tags_in(_tags(dataset, num_seqs), dataset.seq_tags_filter)
+    return columns.in_filter
+
+
+def _refuse_empty(dataset: Dataset, order: Sequence[int]) -> NoReturn:
+    tags = dataset.get_all_tags()
+    raise ConfigError(
+        f"{dataset}: no sequence of the epoch is in the list of sequences to keep",
+        dataset._seq_list_filter_file,
+        expected=f"tags like {[tags[index] for index in list(order[:3])]}",
+        found=str(sorted(dataset.seq_tags_filter)[:3]),
+    )
 
 
 def _tags(dataset: Dataset, num_seqs: int) -> Sequence[str]:

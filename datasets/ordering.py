@@ -236,6 +236,16 @@ def part_bounds(num_seqs: int, num_parts: int, part: int) -> tuple[int, int]:
     return part * size + min(part, rest), (part + 1) * size + min(part + 1, rest)
 
 
+def sub_epoch_bounds(
+    num_seqs: int, epoch: int | None, partition_epoch: int, num_shards: int
+) -> tuple[int, int]:
+    """First and end position of what all ranks together read in a sub-epoch; see `take_part`."""
+    first = ((epoch or 1) - 1) % partition_epoch * num_shards
+    num_parts = partition_epoch * num_shards
+    last = first + num_shards - 1
+    return part_bounds(num_seqs, num_parts, first)[0], part_bounds(num_seqs, num_parts, last)[1]
+
+
 def take_part(
     order: Order, epoch: int | None, partition_epoch: int, num_shards: int, shard_index: int
 ) -> Order:

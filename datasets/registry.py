@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 # Class name -> module of this package.
 DATASET_CLASSES = {
+    "CachedDataset": "cached",
+    "CachedDataset2": "cached2",
     "Dataset": "basic",
+    "HDFDataset": "hdf",
+    "NextGenHDFDataset": "nextgen",
+    "SiameseHDFDataset": "siamese",
 }
 
 _CLASS_AND_OPTIONS = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.S)
