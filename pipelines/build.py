@@ -27,9 +27,10 @@ def build(
 
     from seqshard.transforms.index_sources import IndexSources
     from seqshard.transforms.join_streams import JoinStreams
-    from seqshard.transforms.plan_shards import AssignShards, PlanShards
+    from seqshard.transforms.plan_shards import PlanShards
+    from seqshard.transforms.prepare_output import PrepareOutput
     from seqshard.transforms.survey_sources import SurveySources
-    from seqshard.transforms.write_manifest import PrepareOutput, WriteManifest
+    from seqshard.transforms.write_manifest import WriteManifest
     from seqshard.transforms.write_shards import WriteShards
 
     order, output, skip = options.ordering, options.output, options.skip_damaged
@@ -39,16 +40,13 @@ def build(
     index = sources | "IndexSources" >> IndexSources(skip, num_buckets(corpus))
     survey = index.surveys | "SurveySources" >> SurveySources(corpus, plan_options)
     joined = index.rows | "JoinStreams" >> JoinStreams(corpus, order, survey)
-    plan = joined.rows | "PlanShards" >> PlanShards(
+    shard_plan = joined.rows | "PlanShards" >> PlanShards(
         order, options.num_shards, options.shard_bytes, corpus.on_missing, joined.problems
     )
-    plan = plan | "PrepareOutput" >> PrepareOutput(output, order, options.overwrite, survey)
-    rows = joined.rows | "AssignShards" >> AssignShards(plan)
-    shards = rows | "WriteShards" >> WriteShards(corpus, output, skip, survey, plan)
+    plan = shard_plan | "PrepareOutput" >> PrepareOutput(output, order, options.overwrite, survey)
+    shards = joined.rows | "WriteShards" >> WriteShards(corpus, output, skip, plan)
     rejected = (joined.rejected, joined.problems) | "AllRejected" >> beam.Flatten()
-    return shards | "WriteManifest" >> WriteManifest(
-        output, order, provenance, survey, plan, rejected
-    )
+    return shards | "WriteManifest" >> WriteManifest(output, order, provenance, plan, rejected)
 
 
 def num_buckets(corpus: Corpus) -> int:

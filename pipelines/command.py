@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import traceback
@@ -47,9 +48,15 @@ def import_beam(verbose: bool) -> None:
     logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
     # Postponed annotations make Beam report every hint that it cannot use.
     logging.getLogger("apache_beam.typehints").setLevel(logging.ERROR)
+    # Beam's import makes half a million objects that live as long as the process: collecting
+    # garbage among them is in vain, then and later.
+    gc.disable()
     try:
         import apache_beam  # noqa: F401
     except ImportError as error:
         raise SeqshardError(
             f"Apache Beam cannot be imported: {error}", hint="pip install 'seqshard[build]'"
         ) from error
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -138,14 +138,15 @@ def split_by(rows: pa.RecordBatch, group: np.ndarray) -> Iterator[tuple[int, pa.
         yield number, sorted_rows.slice(start, end - start)
 
 
-def _index_element(
-    file: SourceFile, skip_damaged: bool, num_buckets: int
+def _index_group(
+    element: tuple[int, Iterable[SourceFile]], skip_damaged: bool, num_buckets: int
 ) -> Iterator[tuple[int, Rows] | beam.pvalue.TaggedOutput]:
-    survey, rows = index_source(file, skip_damaged)
-    beam.metrics.Metrics.counter("seqshard", "sequences-indexed").inc(survey.num_seqs)
-    yield beam.pvalue.TaggedOutput(SURVEYS, survey)
-    for bucket, part in split_buckets(rows, num_buckets):
-        yield bucket, Rows(part)
+    for file in element[1]:
+        survey, rows = index_source(file, skip_damaged)
+        beam.metrics.Metrics.counter("seqshard", "sequences-indexed").inc(survey.num_seqs)
+        yield beam.pvalue.TaggedOutput(SURVEYS, survey)
+        for bucket, part in split_buckets(rows, num_buckets):
+            yield bucket, Rows(part)
 
 
 class IndexSources(beam.PTransform):
@@ -153,12 +154,14 @@ class IndexSources(beam.PTransform):
 
     def __init__(self, skip_damaged: bool, num_buckets: int) -> None:
         super().__init__()
-        self._index = partial(_index_element, skip_damaged=skip_damaged, num_buckets=num_buckets)
+        self._index = partial(_index_group, skip_damaged=skip_damaged, num_buckets=num_buckets)
 
     def expand(self, sources: beam.PCollection) -> beam.pvalue.DoOutputsTuple:
         return (
             sources
-            | "BreakFusion" >> beam.Reshuffle()
+            | "KeyByOrdinal" >> beam.Map(lambda file: (file.ordinal, file))
+            # Grouping spreads the files over the workers; without it one would index them all.
+            | "Spread" >> beam.GroupByKey()
             | "IndexSource"
             >> beam.ParDo(Stage(self._index))
             .with_output_types(KeyedRows)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..io.columns import batch, column, concat, encode_tags, take, to_arrow
 from ..io.config import Corpus
@@ -111,6 +110,8 @@ def _filter_segments(
 ) -> list[Rejection]:
     if corpus.segments is None:
         return []
+    import pyarrow.compute as pc
+
     mask = pc.is_in(tags, load_segments(corpus.segments)).to_pylist()
     outside = np.flatnonzero(~np.array(mask, bool))
     good[outside] = False
@@ -159,7 +160,7 @@ def _find_problems(
 
 def _files_of(tag: str, rows: pa.RecordBatch | None, corpus: Corpus) -> list[str]:
     assert rows is not None
-    chosen = np.flatnonzero(np.array(pc.equal(rows.column("tag"), tag).to_pylist(), bool))
+    chosen = np.flatnonzero(np.array(rows.column("tag").to_pylist(), object) == tag)
     return [corpus.sources[i].name for i in column(rows, "source")[chosen].tolist()]
 
 

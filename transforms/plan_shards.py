@@ -19,9 +19,7 @@ import pyarrow as pa
 from ..io.columns import column, take
 from ..io.errors import DuplicateSequenceError, MissingSequenceError, PlanError
 from ..io.receipts import Rejection
-from .index_sources import split_by
 from .order import SeqOrdering
-from .rows import KeyedRows, Rows
 from .stage import Stage
 
 MAX_SHARDS = 99_999
@@ -283,20 +281,3 @@ class PlanShards(beam.PTransform):
             | "GatherCutRows" >> beam.GroupByKey()
             | "CutShards" >> beam.ParDo(Stage(cut_rows), beam.pvalue.AsSingleton(bins))
         )
-
-
-class AssignShards(beam.PTransform):
-    """Joined `Rows` to `(shard, Rows)`."""
-
-    def __init__(self, plan: beam.PCollection) -> None:
-        super().__init__()
-        self._plan = plan
-
-    def expand(self, rows: beam.PCollection) -> beam.PCollection:
-        def assign(rows: Rows, plan: ShardPlan) -> Iterator[tuple[int, Rows]]:
-            for shard, part in split_by(rows.batch, assign_shards(rows.batch, plan)):
-                yield shard, Rows(part)
-
-        return rows | "Assign" >> beam.FlatMap(
-            assign, beam.pvalue.AsSingleton(self._plan)
-        ).with_output_types(KeyedRows)

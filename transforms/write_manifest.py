@@ -7,52 +7,12 @@ from typing import Any
 
 import apache_beam as beam
 
-from ..io.dataset_folder import DatasetPlan, complete_dataset, prepare_output
+from ..io.dataset_folder import complete_dataset
 from ..io.manifest import Manifest
-from ..io.receipts import Rejection, Staging
+from ..io.receipts import Rejection
 from .order import SeqOrdering
-from .plan_shards import ShardPlan
+from .prepare_output import BuildPlan
 from .stage import Stage
-from .survey_sources import Survey
-
-
-def dataset_plan(survey: Survey, plan: ShardPlan, ordering: SeqOrdering) -> DatasetPlan:
-    """What the output folder must know of survey and plan."""
-    return DatasetPlan(
-        survey.streams,
-        survey.sources,
-        str(ordering),
-        tuple(plan.num_seqs.tolist()),
-        plan.num_bytes,
-    )
-
-
-class PrepareOutput(beam.PTransform):
-    """Lets the `ShardPlan` through once the output folder is ready for it."""
-
-    def __init__(
-        self, output: str, ordering: SeqOrdering, overwrite: bool, survey: beam.PCollection
-    ) -> None:
-        super().__init__()
-        self._output = output
-        self._ordering = ordering
-        self._overwrite = overwrite
-        self._survey = survey
-
-    def expand(self, plans: beam.PCollection) -> beam.PCollection:
-        output, ordering, overwrite = self._output, self._ordering, self._overwrite
-
-        def prepare(plan: ShardPlan, survey: Survey) -> Iterator[ShardPlan]:
-            staging = Staging(output, survey.plan, survey.stamp)
-            prepare_output(staging, dataset_plan(survey, plan, ordering), overwrite)
-            yield plan
-
-        return (
-            plans
-            | "Prepare" >> beam.ParDo(Stage(prepare), beam.pvalue.AsSingleton(self._survey))
-            # A retry must not prepare again once a shard was written.
-            | "Checkpoint" >> beam.Reshuffle()
-        )
 
 
 class WriteManifest(beam.PTransform):
@@ -63,7 +23,6 @@ class WriteManifest(beam.PTransform):
         output: str,
         ordering: SeqOrdering,
         provenance: dict[str, Any],
-        survey: beam.PCollection,
         plan: beam.PCollection,
         rejected: beam.PCollection,
     ) -> None:
@@ -71,7 +30,6 @@ class WriteManifest(beam.PTransform):
         self._output = output
         self._ordering = ordering
         self._provenance = provenance
-        self._survey = survey
         self._plan = plan
         self._rejected = rejected
 
@@ -80,14 +38,13 @@ class WriteManifest(beam.PTransform):
 
         def write(
             element: tuple[int, Iterable[int]],
-            survey: Survey,
-            plan: ShardPlan,
+            plan: BuildPlan,
             rejected: Iterable[tuple[Rejection, ...]],
         ) -> Iterator[Manifest]:
-            lists = [survey.rejected, *rejected]
+            lists = [plan.survey.rejected, *rejected]
             yield complete_dataset(
-                Staging(output, survey.plan, survey.stamp),
-                dataset_plan(survey, plan, ordering),
+                plan.staging(output),
+                plan.dataset(ordering),
                 element[1],
                 [rejection for part in lists for rejection in part],
                 provenance,
@@ -100,7 +57,6 @@ class WriteManifest(beam.PTransform):
             | "Commit"
             >> beam.ParDo(
                 Stage(write),
-                beam.pvalue.AsSingleton(self._survey),
                 beam.pvalue.AsSingleton(self._plan),
                 beam.pvalue.AsIter(self._rejected),
             )

@@ -8,51 +8,47 @@ import apache_beam as beam
 
 from ..io.columns import concat
 from ..io.config import Corpus
-from ..io.receipts import Staging
 from ..io.shards import ShardJob, write_shard
-from .plan_shards import ShardPlan, sort_rows
-from .rows import Rows
+from .index_sources import split_by
+from .plan_shards import assign_shards, sort_rows
+from .prepare_output import BuildPlan
+from .rows import KeyedRows, Rows
 from .stage import Stage
-from .survey_sources import Survey
 
 
 class WriteShards(beam.PTransform):
-    """`(shard, Rows)` to the numbers of the finished shards.
+    """Joined `Rows` to the numbers of the finished shards.
 
     Args:
         corpus: the configuration.
         output: folder of the dataset.
         skip_damaged: whether sequences that do not decode are rejected instead of fatal.
-        survey, plan: singletons of `Survey` and `ShardPlan`.
+        plan: singleton of `BuildPlan`.
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        output: str,
-        skip_damaged: bool,
-        survey: beam.PCollection,
-        plan: beam.PCollection,
+        self, corpus: Corpus, output: str, skip_damaged: bool, plan: beam.PCollection
     ) -> None:
         super().__init__()
         self._corpus = corpus
         self._output = output
         self._skip_damaged = skip_damaged
-        self._survey = survey
-        self._plan = plan
+        self._plan = beam.pvalue.AsSingleton(plan)
 
     def expand(self, rows: beam.PCollection) -> beam.PCollection:
         corpus, output, skip_damaged = self._corpus, self._output, self._skip_damaged
 
-        def write(
-            element: tuple[int, Iterable[Rows]], survey: Survey, plan: ShardPlan
-        ) -> Iterator[int]:
+        def assign(rows: Rows, plan: BuildPlan) -> Iterator[tuple[int, Rows]]:
+            for shard, part in split_by(rows.batch, assign_shards(rows.batch, plan.shards)):
+                yield shard, Rows(part)
+
+        def write(element: tuple[int, Iterable[Rows]], plan: BuildPlan) -> Iterator[int]:
             shard, parts = element
             job = ShardJob(
                 corpus.sources,
-                survey.streams,
-                Staging(output, survey.plan, survey.stamp),
-                plan.num_shards,
+                plan.survey.streams,
+                plan.staging(output),
+                plan.shards.num_shards,
                 skip_damaged,
             )
             receipt = write_shard(job, shard, sort_rows(concat([part.batch for part in parts])))
@@ -63,11 +59,7 @@ class WriteShards(beam.PTransform):
 
         return (
             rows
+            | "AssignShards" >> beam.ParDo(Stage(assign), self._plan).with_output_types(KeyedRows)
             | "ByShard" >> beam.GroupByKey()
-            | "Write"
-            >> beam.ParDo(
-                Stage(write),
-                beam.pvalue.AsSingleton(self._survey),
-                beam.pvalue.AsSingleton(self._plan),
-            ).with_output_types(int)
+            | "Write" >> beam.ParDo(Stage(write), self._plan).with_output_types(int)
         )
