@@ -84,7 +84,7 @@ class CachedDataset(Dataset):
         if seq_order is not None:
             order = self._checked_order(ordering.as_array(seq_order))
         elif seq_list is not None:
-            order = self._find_tags(seq_list)
+            order = self._get_tag_index().find_many(seq_list)
         else:
             lens = ordering.SeqLens(self._get_seq_lens)
             order = ordering.as_array(self.get_seq_order_for_epoch(epoch, self._num_seqs, lens))
@@ -105,10 +105,10 @@ class CachedDataset(Dataset):
             )
         return order
 
-    def _find_tags(self, tags: Sequence[str]) -> np.ndarray:
+    def _get_tag_index(self) -> TagIndex:
         if self._tag_index is None:
             self._tag_index = TagIndex(self._get_tag_arrays())
-        return self._tag_index.find_many(tags)
+        return self._tag_index
 
     def supports_seq_order_sorting(self) -> bool:
         """Orders by length are possible."""
@@ -188,7 +188,7 @@ class CachedDataset(Dataset):
         Raises:
             MissingSequenceError: if there is no sequence with this tag.
         """
-        return self._get_data_by_real_seq_idx(int(self._find_tags([seq_tag])[0]), key)
+        return self._get_data_by_real_seq_idx(self._get_tag_index().find(seq_tag), key)
 
     def get_tag(self, sorted_seq_idx: int) -> str:
         """See `Dataset.get_tag`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -132,10 +133,12 @@ def order_identity(dataset: Dataset, epoch: int) -> str:
         dataset.fixed_random_seed,
         dataset.random_seed_offset,
         dataset.equal_steps,
-        dataset._seq_order_seq_lens_file and load_seq_lens(dataset._seq_order_seq_lens_file),
     )
-    tags = "" if wanted is None else hash_of(*sorted(wanted))
-    return hash_of(dataset._get_corpus_digest(), *map(repr, options), tags)
+    files = [] if wanted is None else [hash_of(*sorted(wanted))]
+    if dataset._seq_order_seq_lens_file:
+        content = Path(dataset._seq_order_seq_lens_file).read_bytes()
+        files.append(xxhash.xxh3_128_hexdigest(content))
+    return hash_of(dataset._get_corpus_digest(), *map(repr, options), *files)
 
 
 def hash_of(*texts: str) -> str:

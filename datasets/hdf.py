@@ -71,6 +71,7 @@ class HDFDataset(CachedDataset):
         self._hdf_handles: dict[tuple[int, str], None] = {}
         self._tags: dict[int, np.ndarray] = {}
         self._timestamps: np.ndarray | None = None
+        self._corpus_digest: str | None = None
         for file in files or ():
             self.add_file(file)
 
@@ -101,7 +102,7 @@ class HDFDataset(CachedDataset):
         self._readers.append({})
         self._num_seqs += tables.num_seqs
         self._num_timesteps += int(seq_start[-1, 0])
-        self._tag_index = self._timestamps = None
+        self._tag_index = self._timestamps = self._corpus_digest = None
 
     def _take_format_of(self, tables: HdfTables) -> None:
         self.target_keys = tables.target_keys
@@ -257,11 +258,13 @@ class HDFDataset(CachedDataset):
         return self.data_dtype[key]
 
     def _get_corpus_digest(self) -> str:
-        hasher = xxhash.xxh3_128()
-        for tags, start in zip(self._get_tag_arrays(), self.file_seq_start, strict=True):
-            hasher.update(b"\0".join(tags.tolist()))
-            hasher.update(np.ascontiguousarray(start, "<i8").tobytes())
-        return hasher.hexdigest()
+        if self._corpus_digest is None:
+            hasher = xxhash.xxh3_128()
+            for tags, start in zip(self._get_tag_arrays(), self.file_seq_start, strict=True):
+                hasher.update(b"\0".join(tags.tolist()))
+                hasher.update(np.ascontiguousarray(start, "<i8").tobytes())
+            self._corpus_digest = hasher.hexdigest()
+        return self._corpus_digest
 
 
 def __getattr__(name: str) -> Any:

@@ -148,8 +148,10 @@ class _TableReader:
                 expected=f"{tags.shape[0]} sequences",
                 found=str(len(lengths)),
             )
-        seq_start = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64)
-        np.cumsum(lengths, axis=0, out=seq_start[1:])
+        # Columns one after the other in memory, as each data key needs its own.
+        seq_start = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64, order="F")
+        for column, lens in zip(seq_start.T, lengths.T, strict=True):
+            np.cumsum(lens, out=column[1:])
         tables = HdfTables(
             path=self.path,
             has_inputs=inputs is not None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -203,15 +203,17 @@ def _bin_edges(num_seqs: int, num_bins: int) -> np.ndarray:
 def _laplace(order: np.ndarray, keys: np.ndarray, num_bins: int) -> np.ndarray:
     """Sorts each bin of an order by length: even bins ascending, odd ones descending."""
     edges = _bin_edges(len(order), num_bins)
-    bin_of = np.repeat(np.arange(num_bins), np.diff(edges))
-    keys = keys[order]
-    keys = np.where(bin_of % 2 == 1, _reversed_keys(keys), keys)
     if len(order) < num_bins * _MIN_SEQS_PER_BIN_STEP:
+        bin_of = np.repeat(np.arange(num_bins), np.diff(edges))
+        keys = keys[order]
+        keys = np.where(bin_of % 2 == 1, _reversed_keys(keys), keys)
         return order[np.lexsort((keys, bin_of))]
-    bins = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    return np.concatenate(
-        [order[start:end][_stable_argsort(keys[start:end])] for start, end in bins]
-    )
+    sorted_bins = []
+    for i, (start, end) in enumerate(pairwise(edges.tolist())):
+        part = order[start:end]
+        part_keys = keys[part] if i % 2 == 0 else _reversed_keys(keys[part])
+        sorted_bins.append(part[_stable_argsort(part_keys)])
+    return np.concatenate(sorted_bins)
 
 
 def _shuffle_bins(

@@ -21,7 +21,11 @@ def test_index_is_a_dict(files, others):
     tags = [tag for file in files for tag in file]
     expected = {tag: i for i, tag in enumerate(tags)}
     index = TagIndex(arrays_of(files))
+    assert [index.find(tag) for tag in tags] == [expected[tag] for tag in tags], (
+        "scans, then hashes"
+    )
     assert index.find_many(tags).tolist() == [expected[tag] for tag in tags]
+    assert [index.find(tag) for tag in tags] == [expected[tag] for tag in tags]
     for tag in others:
         if tag in expected:
             assert index.find(tag) == expected[tag]
@@ -56,6 +60,7 @@ def test_a_huge_tag_does_not_blow_up_the_others():
 
 def test_hash_collisions(monkeypatch):
     monkeypatch.setattr(TagIndex, "_hash", lambda self, tags: np.zeros(len(tags), np.uint64))
+    monkeypatch.setattr(TagIndex, "_hash_one", lambda self, tag: 0)
     index = TagIndex(arrays_of([["a", "b", "a"], ["c", "b"]]))
     assert index.find_many(["a", "b", "c"]).tolist() == [2, 4, 3]
     with pytest.raises(MissingSequenceError, match="entry 'd'"):
