@@ -8,9 +8,7 @@ from setuptools import find_packages, setup
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"', (ROOT / "__init__.py").read_text(), re.M).group(1)
 FOLDERS = ["pipelines", "transforms", "io", "runners", "datasets"]
-SUBPACKAGES = [
-    name for name in find_packages(str(ROOT)) if name.split(".")[0] in FOLDERS
-]
+SUBPACKAGES = [name for name in find_packages(str(ROOT)) if name.split(".")[0] in FOLDERS]
 
 setup(
     name="seqshard",

@@ -21,6 +21,8 @@ DATASET_CLASSES = {
     "CachedDataset2": "cached2",
     "Dataset": "basic",
     "HDFDataset": "hdf",
+    "ManifestDataset": "manifest",
+    "MetaDataset": "meta",
     "NextGenHDFDataset": "nextgen",
     "SiameseHDFDataset": "siamese",
 }

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from .columns import batch, column
-from .errors import ShardIntegrityError
+from .columns import batch, column, encode_tags
+from .errors import MissingSequenceError, ShardIntegrityError
+
+# A table of fixed-length tags may be so many times larger than the tags themselves.
+_MAX_PADDING = 16
 
 
 def index_schema(streams: Iterable[str]) -> pa.Schema:
@@ -76,3 +79,63 @@ class IndexFile:
     def lengths(self, shard: int, stream: str) -> np.ndarray:
         """int32 [sequences], frames."""
         return column(self.batch(shard), f"length.{stream}")
+
+    def all_lengths(self, stream: str) -> np.ndarray:
+        """int32 [sequences of all shards], frames."""
+        parts = [self.lengths(i, stream) for i in range(self._reader.num_record_batches)]
+        return np.concatenate([np.zeros(0, np.int32), *parts])
+
+    def starts(self, shard: int, stream: str) -> np.ndarray:
+        """int64 [sequences + 1], the first frame of each sequence, and the end."""
+        rows = self.batch(shard)
+        start, length = column(rows, f"start.{stream}"), column(rows, f"length.{stream}")
+        end = start[-1:] + length[-1:] if len(start) else np.zeros(1, np.int64)
+        return np.concatenate([start, end])
+
+    def tag_buffers(self, shard: int) -> tuple[memoryview, memoryview]:
+        """UTF-8 tags behind one another, as (int32 offsets [sequences + 1], bytes)."""
+        tags = self.batch(shard).column("tag")
+        _, offsets, data = tags.buffers()
+        first = tags.offset
+        view = memoryview(offsets).cast("i")[first : first + len(tags) + 1]
+        return view, memoryview(data or b"")
+
+    def tag_array(self, shard: int) -> np.ndarray:
+        """The tags of a shard as fixed-length bytes [sequences], or objects if one is very long."""
+        offsets, data = self.tag_buffers(shard)
+        start = np.asarray(offsets)
+        length = np.diff(start)
+        width = max(1, int(length.max(initial=0)))
+        if width * len(length) > _MAX_PADDING * (len(data) + 64 * len(length)):
+            out = np.empty(len(length), object)
+            out[:] = encode_tags(self.batch(shard).column("tag"))
+            return out
+        table = np.zeros((len(length), width), np.uint8)
+        used = np.arange(width, dtype=np.int32) < length[:, None]
+        table[used] = np.frombuffer(data, np.uint8)[start[0] : start[-1]]
+        return table.view(f"S{width}").reshape(len(length))
+
+    def find(self, tag: str) -> tuple[int, int]:
+        """Shard and row of a tag, by a scan.
+
+        Raises:
+            MissingSequenceError: if there is no such tag.
+        """
+        wanted = tag.encode("utf-8", "surrogatepass")
+        for shard in range(self._reader.num_record_batches):
+            offsets, data = self.tag_buffers(shard)
+            row = _find_in_buffer(np.asarray(offsets), bytes(data), wanted)
+            if row >= 0:
+                return shard, row
+        raise MissingSequenceError("there is no sequence with this tag", self.path, tag)
+
+
+def _find_in_buffer(start: np.ndarray, data: bytes, wanted: bytes) -> int:
+    """The row whose text is `wanted` among texts that lie behind one another; -1 if none."""
+    at = data.find(wanted, start[0], start[-1])
+    while at >= 0:
+        row = int(np.searchsorted(start, at, side="right")) - 1
+        if start[row] == at and start[row + 1] - at == len(wanted):
+            return row
+        at = data.find(wanted, at + 1, start[-1])
+    return -1
