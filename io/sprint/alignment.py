@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import SourceFormatError, UnsupportedPayloadError
-from .mapping import Buffer, gather
-from .payload import TIMES_BYTES, check_room, read_block_header
+from .mapping import Buffer
+from .packets import TIMES_BYTES, check_room, read_block_header
+from .weighted import decode_weighted, read_packed
 
 DATATYPE = "flow-alignment"
 STATES_MAGIC = b"ALIGNRLE"
@@ -26,7 +27,6 @@ WEIGHTED = 1 << 31
 _HEAD = struct.Struct("<8sI")
 _U32 = struct.Struct("<I")
 _MAX_RUN = 128
-_MAX_PACKED = 5
 _SMALLEST_PACKET = _HEAD.size + TIMES_BYTES
 
 
@@ -82,41 +82,64 @@ def decode_alignment(data: Buffer, encoding: str = "utf-8") -> Alignment:
         UnsupportedPayloadError: if the payload is no alignment, or of an unknown version.
         SourceFormatError: if it is damaged. Both name the position relative to the payload.
     """
-    columns, emission, times = [], [], []
-    alphabet: dict[int, str] = {}
+    parts: list[Alignment] = []
     offset = 0
     while offset < len(data):
-        count, offset = read_alignment_header(data, offset)
-        for _ in range(count):
-            magic, items, offset = _read_items(data, offset)
-            if magic == ALPHABET_MAGIC:
-                offset = _read_alphabet(data, offset, alphabet, encoding)
-            columns.append(items)
-            emission.append(magic == EMISSIONS_MAGIC)
-            _need(data, offset, TIMES_BYTES, "the times of a packet")
-            times.append(np.ndarray(2, "<f8", data, offset))
-            offset += TIMES_BYTES
-    time, label, weight = zip(*columns, strict=True) if columns else ([], [], [])
+        datatype, count, packets = read_block_header(data, offset)
+        if datatype != DATATYPE:
+            raise UnsupportedPayloadError(
+                "the entry is no alignment", position=offset, expected=DATATYPE, found=datatype
+            )
+        found, _, offset = decode_packets(data, packets, count, encoding)
+        parts += found
+    return _concatenate(parts)
+
+
+def decode_packets(
+    data: Buffer, offset: int, count: int, encoding: str = "utf-8"
+) -> tuple[list[Alignment], np.ndarray, int]:
+    """Consecutive packets at a byte offset, their times (float64 [count, 2]), and their end."""
+    check_room(data, offset, count, _SMALLEST_PACKET)
+    parts, times = [], np.empty((count, 2))
+    for packet in range(count):
+        magic, (time, label, weight), offset = _read_items(data, offset)
+        alphabet: dict[int, str] = {}
+        if magic == ALPHABET_MAGIC:
+            offset = _read_alphabet(data, offset, alphabet, encoding)
+        check_room(data, offset, 1, TIMES_BYTES)
+        times[packet] = np.frombuffer(data, "<f8", 2, offset)
+        offset += TIMES_BYTES
+        emission = np.array([magic == EMISSIONS_MAGIC])
+        bounds = np.array([0, len(time)], np.int64)
+        own_times = times[packet : packet + 1]
+        parts.append(Alignment(time, label, weight, emission, bounds, own_times, alphabet))
+    return parts, times, offset
+
+
+def _concatenate(parts: list[Alignment]) -> Alignment:
+    alphabet: dict[int, str] = {}
+    for part in parts:
+        for label, symbol in part.alphabet.items():
+            _add_symbol(alphabet, label, symbol, None)
     return Alignment(
-        time=np.concatenate([np.zeros(0, np.uint32), *time]),
-        label=np.concatenate([np.zeros(0, np.int32), *label]),
-        weight=np.concatenate([np.zeros(0), *weight]),
-        emission=np.array(emission, bool),
-        packet_offset=np.cumsum([0, *map(len, label)], dtype=np.int64),
-        packet_times=np.array(times, np.float64).reshape(len(times), 2),
+        time=np.concatenate([np.zeros(0, np.uint32), *(part.time for part in parts)]),
+        label=np.concatenate([np.zeros(0, np.int32), *(part.label for part in parts)]),
+        weight=np.concatenate([np.zeros(0), *(part.weight for part in parts)]),
+        emission=np.concatenate([np.zeros(0, bool), *(part.emission for part in parts)]),
+        packet_offset=np.cumsum([0, *map(len, parts)], dtype=np.int64),
+        packet_times=np.concatenate([np.zeros((0, 2)), *(part.packet_times for part in parts)]),
         alphabet=alphabet,
     )
 
 
-def read_alignment_header(data: Buffer, offset: int) -> tuple[int, int]:
-    """The number of packets of the block at a byte offset, and where they start."""
-    datatype, count, packets = read_block_header(data, offset)
-    if datatype != DATATYPE:
-        raise UnsupportedPayloadError(
-            "the entry is no alignment", position=offset, expected=DATATYPE, found=datatype
+def _add_symbol(alphabet: dict[int, str], label: int, symbol: str, position: int | None) -> None:
+    if alphabet.setdefault(label, symbol) != symbol:
+        raise SourceFormatError(
+            f"label {label} has two symbols",
+            position=position,
+            expected=alphabet[label],
+            found=symbol,
         )
-    check_room(data, packets, count, _SMALLEST_PACKET)
-    return count, packets
 
 
 def walk_codes(
@@ -223,7 +246,7 @@ def damaged_codes(offset: int, num_items: int, missing: int) -> SourceFormatErro
 def _read_items(
     data: Buffer, offset: int
 ) -> tuple[bytes, tuple[np.ndarray, np.ndarray, np.ndarray], int]:
-    _need(data, offset, _SMALLEST_PACKET, "an alignment")
+    check_room(data, offset, 1, _SMALLEST_PACKET)
     magic, word = _HEAD.unpack_from(data, offset)
     if magic not in MAGICS:
         raise UnsupportedPayloadError(
@@ -234,7 +257,7 @@ def _read_items(
         )
     start, end = offset + _HEAD.size, len(data) - TIMES_BYTES
     if word & WEIGHTED:
-        time, label, weight, stop = _decode_weighted(data, start, end, word ^ WEIGHTED)
+        time, label, weight, stop = decode_weighted(data, start, end, word ^ WEIGHTED)
         return magic, (time, label, weight), stop
     runs, stop = decode_runs(data, start, end, word)
     before = np.cumsum(runs.count) - runs.count
@@ -243,136 +266,14 @@ def _read_items(
     return magic, (time, np.repeat(runs.label, runs.count), np.ones(word)), stop
 
 
-def _decode_weighted(
-    data: Buffer, offset: int, end: int, version: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    if version not in (1, 2):
-        raise UnsupportedPayloadError(
-            "unknown version of weighted alignment",
-            position=offset - 4,
-            expected="1 or 2",
-            found=str(version),
-        )
-    weight_bytes = 2 if version == 1 else 4
-    num_items, position = read_packed(data, offset)
-    if num_items * (1 + weight_bytes) > end - position:
-        raise SourceFormatError(
-            "the alignment is too short for its number of items",
-            position=offset,
-            expected=f"{num_items} items of at least {1 + weight_bytes} bytes",
-            found=f"{end - position} bytes",
-        )
-    times, label_at, stop = _walk_weighted(data, position, end, num_items, weight_bytes)
-    label, weight_at = _packed_at(np.frombuffer(data, np.uint8), label_at)
-    wide = np.flatnonzero(label >> np.uint64(32))
-    if len(wide):
-        read_packed(data, int(label_at[wide[0]]))  # raises
-    raw = gather(data, weight_at, weight_bytes)
-    weight = raw.view("<u2") / 65535 if version == 1 else raw.view("<f4").astype(np.float64)
-    return times, label.astype(np.uint32).view(np.int32), weight[:, 0], stop
-
-
-def _walk_weighted(
-    data: Buffer, position: int, end: int, num_items: int, weight_bytes: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """uint32 times, int64 positions of the labels, and where the items end.
-
-    Args:
-        position: of the first frame, before `end`, which is before the end of the data.
-    """
-    times, places = array("q"), array("q")
-    width = _packed_widths(data).tolist()
-    time, left = -1, num_items
-    while left > 0:
-        start = position
-        head = data[position]
-        if head < 0x80:
-            position += 1
-        else:
-            head, position = read_packed(data, position)
-        if head & 1:
-            time, position = read_packed(data, position)
-        else:
-            time += 1
-        count = head >> 1
-        if count > left:
-            raise SourceFormatError(
-                "a frame has more items than there are",
-                position=start,
-                expected=f"up to {left}",
-                found=str(count),
-            )
-        for _ in range(count):
-            times.append(time)
-            places.append(position)
-            position += width[position] + weight_bytes if position < end else 1
-        left -= count
-        if position > end:
-            raise SourceFormatError(
-                "the alignment ends before its items do",
-                position=start,
-                expected=f"{num_items} items",
-                found=f"fewer than {num_items - left}",
-            )
-    return (
-        np.frombuffer(times, np.int64).astype(np.uint32),
-        np.frombuffer(places, np.int64),
-        position,
-    )
-
-
-def read_packed(data: Buffer, offset: int) -> tuple[int, int]:
-    """A number of 7 bits per byte, low bits first, and where it ends.
-
-    Raises:
-        SourceFormatError: if it has more than 32 bits, or the data ends in it.
-    """
-    value = shift = 0
-    for position in range(offset, min(offset + _MAX_PACKED, len(data))):
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value >> 32:
-                break
-            return value, position + 1
-        shift += 7
-    raise SourceFormatError(
-        "a packed number has more than 32 bits or is incomplete", position=offset
-    )
-
-
-def _packed_widths(data: Buffer) -> np.ndarray:
-    """uint8: how many bytes a packed number takes that starts at each byte position."""
-    more = np.frombuffer(data, np.uint8) >= 0x80
-    width = np.ones(len(more), np.uint8)
-    follows = more
-    for later in range(1, _MAX_PACKED + 1):
-        width[: len(follows)] += follows
-        follows = follows[:-1] & more[later:]
-    return width
-
-
-def _packed_at(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Packed numbers at byte positions (uint64, without a check of their size), and their ends."""
-    value = np.zeros(len(position), np.uint64)
-    end = position.copy()
-    more = np.arange(len(position))
-    for shift in range(0, 7 * _MAX_PACKED, 7):
-        byte = data[end[more]]
-        value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-        end[more] += 1
-        more = more[byte >= 0x80]
-    return value, end
-
-
 def _read_alphabet(data: Buffer, offset: int, alphabet: dict[int, str], encoding: str) -> int:
     count, offset = read_packed(data, offset)
     for _ in range(count):
         label, start = read_packed(data, offset)
-        _need(data, start, 4, "the alphabet")
+        check_room(data, start, 1, 4)
         begin = start + 4
         end = begin + _U32.unpack_from(data, start)[0]
-        _need(data, begin, end - begin, "the alphabet")
+        check_room(data, begin, end - begin, 1)
         label -= (label & 0x80000000) << 1
         try:
             symbol = bytes(data[begin:end]).decode(encoding)
@@ -380,23 +281,9 @@ def _read_alphabet(data: Buffer, offset: int, alphabet: dict[int, str], encoding
             raise SourceFormatError(
                 f"a symbol of the alphabet is not {encoding}", position=begin + error.start
             ) from None
-        if alphabet.setdefault(label, symbol) != symbol:
-            raise SourceFormatError(
-                f"label {label} has two symbols", position=start, expected=alphabet[label],
-                found=symbol,
-            )  # fmt: skip
+        _add_symbol(alphabet, label, symbol, start)
         offset = end
     return offset
-
-
-def _need(data: Buffer, offset: int, count: int, what: str) -> None:
-    if offset + count > len(data):
-        raise SourceFormatError(
-            f"the data ends inside {what}",
-            position=offset,
-            expected=f"{count} bytes",
-            found=f"{max(len(data) - offset, 0)} bytes",
-        )
 
 
 def _unaligned_u32(data: Buffer) -> np.ndarray:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import ShapeMismatchError, SourceFormatError
 from .mapping import Buffer
-from .payload import TIMES_BYTES, VECTOR_ELEMENTS, decode_matrix, decode_uniform_blocks
+from .packets import TIMES_BYTES, VECTOR_ELEMENTS
+from .payload import decode_matrix, decode_uniform_blocks
 
 DATATYPES = tuple(VECTOR_ELEMENTS)
 NO_DATATYPE = -1

@@ -28,7 +28,7 @@ from .alignment import (
 )
 from .allophones import LabelMap
 from .mapping import Buffer, gather
-from .payload import TIMES_BYTES
+from .packets import TIMES_BYTES
 
 # Data type, one packet; then what is read here: the magic and the number of items.
 _PREFIX = struct.pack("<I14sI", len(DATATYPE), DATATYPE.encode(), 1)

@@ -18,7 +18,7 @@ from .alignment import decode_alignment
 from .allophones import load_label_map
 from .archive import Archive, Recover
 from .mapping import Buffer, close_map, gather, inflate, located, open_map
-from .payload import VECTOR_ELEMENTS
+from .packets import VECTOR_ELEMENTS
 
 _HEAD_INPUT = 512
 _GROUP = 512

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqshard.io.errors import SeqshardError, SourceFormatError, UnsupportedPayloadError
-from seqshard.io.sprint.alignment import decode_alignment, read_packed
+from seqshard.io.sprint.alignment import decode_alignment
 from seqshard.io.sprint.archive import Archive
+from seqshard.io.sprint.weighted import read_packed
 
 NAMES = ["aalph", "emission-ids", "rle-gaps", "rle-gz", "rle", "weighted-v2"]
 
@@ -139,13 +140,13 @@ def test_damage(writer):
     cases = [
         (writer.features(np.ones((1, 1))), UnsupportedPayloadError, "byte 0: .* is no alignment"),
         (good[:22] + b"X" + good[23:], UnsupportedPayloadError, "byte 22: unknown kind"),
-        (good[:18] + big + good[22:], SourceFormatError, "byte 18: .* ends before its packets"),
+        (good[:18] + big + good[22:], SourceFormatError, "byte 22: the data ends before its items"),
         (good[:30] + big + good[34:], SourceFormatError, "byte 30: .*too short for its number"),
         (good[:30] + b"\4" + good[31:], SourceFormatError, "the alignment ends before its items"),
         (good[:30] + b"\2" + good[31:], SourceFormatError, "no name of a Flow data type"),
         (good[:34] + b"\x80" + good[35:], SourceFormatError, "longer than the rest"),
-        (good[:-1], SourceFormatError, "the alignment ends before|the data ends inside the times"),
-        (good[:40], SourceFormatError, "before its packets do"),
+        (good[:-1], SourceFormatError, "the alignment ends before|the data ends before"),
+        (good[:40], SourceFormatError, "ends before its items do"),
         (soft[:30] + b"\3" + soft[31:], UnsupportedPayloadError, "byte 30: unknown version .*3"),
         (soft[:34] + b"\x7f" + soft[35:], SourceFormatError, "byte 34: .*too short for its number"),
         (soft[:34] + b"\1" + soft[35:], SourceFormatError, "byte 35: a frame has more items"),
@@ -164,7 +165,7 @@ def test_damaged_alphabet(writer):
 
     one = writer.packed(5) + writer.string("a.0")
     assert decode_alignment(payload(b"\1" + one)).alphabet == {5: "a.0"}
-    with pytest.raises(SourceFormatError, match="ends inside"):
+    with pytest.raises(SourceFormatError, match="the data ends before its items do"):
         decode_alignment(payload(b"\1" + writer.packed(5) + struct.pack("<I", 2**32 - 1)))
     with pytest.raises(SourceFormatError, match="label 5 has two symbols"):
         decode_alignment(payload(b"\2" + one + writer.packed(5) + writer.string("b.0")))

@@ -99,7 +99,7 @@ def test_damage_names_the_byte(writer):
         (data[:2], "byte 0: no name of a Flow data type"),
         (b"\0\0\0\0" + data[4:], "byte 0: no name of a Flow data type"),
         (data[:4] + b"\xff" + data[5:], "byte 4: the name of a Flow data type is not ASCII"),
-        (data[:14] + big + data[18:], "byte 14: the data ends before its packets do"),
+        (data[:14] + big + data[18:], "byte 18: the data ends before its items do"),
         (data[:18] + big + data[22:], "byte 18: the data ends inside a vector"),
         (data[:54] + struct.pack("<I", 3) + data[58:], "byte .*: the data ends inside a vector"),
         (data[:-1], "byte 90: the data ends inside a vector"),
