@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`.
+
+PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,\
+	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench clean
+
+demo: $(READY)
+	$(BIN)/python -m pipelines.build --runner=DirectRunner --config=examples/demo.toml \
+		--output=out/demo --num_shards=4 --seq_ordering=random:1
+	$(BIN)/python -m pipelines.verify out/demo
+	$(BIN)/python -m pipelines.inspect out/demo
+	$(BIN)/python examples/read_batch.py out/demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/build.py
+
+clean:
+	rm -rf $(VENV) out build *.egg-info
+
+$(READY): setup.py pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[build,test]'
+	@touch $@
