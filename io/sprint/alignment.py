@@ -56,7 +56,7 @@ class Alignment:
         emission: bool [packets], whether the labels of a packet are classes.
         packet_offset: int64 [packets + 1], where the items of each packet start.
         packet_times: float64 [packets, 2], start and end in seconds.
-        alphabet: label -> symbol, for example "a{#+b}@i.0", where the source has one.
+        alphabet: label -> symbol, for example "a{#+b}@i.0"; None if the source has none.
     """
 
     time: np.ndarray
@@ -65,7 +65,7 @@ class Alignment:
     emission: np.ndarray
     packet_offset: np.ndarray
     packet_times: np.ndarray
-    alphabet: dict[int, str]
+    alphabet: dict[int, str] | None
 
     def __len__(self) -> int:
         return len(self.time)
@@ -103,9 +103,9 @@ def decode_packets(
     parts, times = [], np.empty((count, 2))
     for packet in range(count):
         magic, (time, label, weight), offset = _read_items(data, offset)
-        alphabet: dict[int, str] = {}
+        alphabet = None
         if magic == ALPHABET_MAGIC:
-            offset = _read_alphabet(data, offset, alphabet, encoding)
+            alphabet, offset = _read_alphabet(data, offset, encoding)
         check_room(data, offset, 1, TIMES_BYTES)
         times[packet] = np.frombuffer(data, "<f8", 2, offset)
         offset += TIMES_BYTES
@@ -117,9 +117,10 @@ def decode_packets(
 
 
 def _concatenate(parts: list[Alignment]) -> Alignment:
+    alphabets = [part.alphabet for part in parts if part.alphabet is not None]
     alphabet: dict[int, str] = {}
-    for part in parts:
-        for label, symbol in part.alphabet.items():
+    for symbols in alphabets:
+        for label, symbol in symbols.items():
             _add_symbol(alphabet, label, symbol, None)
     return Alignment(
         time=np.concatenate([np.zeros(0, np.uint32), *(part.time for part in parts)]),
@@ -128,7 +129,7 @@ def _concatenate(parts: list[Alignment]) -> Alignment:
         emission=np.concatenate([np.zeros(0, bool), *(part.emission for part in parts)]),
         packet_offset=np.cumsum([0, *map(len, parts)], dtype=np.int64),
         packet_times=np.concatenate([np.zeros((0, 2)), *(part.packet_times for part in parts)]),
-        alphabet=alphabet,
+        alphabet=alphabet if alphabets else None,
     )
 
 
@@ -266,7 +267,8 @@ def _read_items(
     return magic, (time, np.repeat(runs.label, runs.count), np.ones(word)), stop
 
 
-def _read_alphabet(data: Buffer, offset: int, alphabet: dict[int, str], encoding: str) -> int:
+def _read_alphabet(data: Buffer, offset: int, encoding: str) -> tuple[dict[int, str], int]:
+    alphabet: dict[int, str] = {}
     count, offset = read_packed(data, offset)
     for _ in range(count):
         label, start = read_packed(data, offset)
@@ -283,7 +285,7 @@ def _read_alphabet(data: Buffer, offset: int, alphabet: dict[int, str], encoding
             ) from None
         _add_symbol(alphabet, label, symbol, start)
         offset = end
-    return offset
+    return alphabet, offset
 
 
 def _unaligned_u32(data: Buffer) -> np.ndarray:

@@ -94,6 +94,7 @@ def test_several_packets_and_blocks(writer):
     assert alignment.emission.tolist() == [False, True, False]
     assert alignment.packet_times.tolist() == [[0, 1]] * 3
     assert alignment.alphabet == {3: "ü.0"}
+    assert decode_alignment(writer.alignment(first)).alphabet is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
