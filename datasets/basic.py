@@ -18,7 +18,14 @@ from . import chunking as chunking_
 from . import ordering, returnn_config, seq_files
 from .access import OptionalNotImplementedError, SeqAccess
 from .batching import Batch, BatchSetGenerator
-from .epoch_order import CorpusColumns, EpochParts, hash_of, order_for_epoch, order_identity
+from .epoch_order import (
+    CorpusColumns,
+    EpochParts,
+    hash_of,
+    order_for_epoch,
+    order_identity,
+    seq_lens_from_file,
+)
 from .numbers_dict import NumbersDict
 from .registry import (
     convert_data_dims,
@@ -41,6 +48,10 @@ __all__ = [
     "get_dataset_class",
     "init_dataset",
 ]
+
+
+# RETURNN's name of it.
+_get_seq_len_as_array = ordering.lens_array
 
 
 class Dataset(SeqAccess):
@@ -324,6 +335,14 @@ class Dataset(SeqAccess):
             ConfigError: if the order is unknown or not possible, or the filter leaves nothing.
         """
         return order_for_epoch(self, epoch, num_seqs, get_seq_len)
+
+    @property
+    def _seq_order_seq_lens_by_idx(self) -> np.ndarray:
+        return seq_lens_from_file(self)
+
+    @property
+    def _get_seq_order_seq_lens_by_idx(self) -> Callable[[int], float]:
+        return self._seq_order_seq_lens_by_idx.__getitem__
 
     @classmethod
     def _apply_partition_epoch_and_sharding(

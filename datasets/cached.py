@@ -21,12 +21,19 @@ class CachedDataset(Dataset):
     `_get_tag_by_real_idx`, sets `_num_seqs`, `num_inputs`, `num_outputs`, `target_keys` and
     `targets`, and may override `_get_seq_lens` and `_get_tag_arrays` to give all at once.
 
+    An older kind of subclass, written for RETURNN, overrides `_load_seqs` instead and puts what it
+    loads into a store: `insert_alloc_interval` tells what is missing there,
+    `_set_alloc_intervals_data` stores the frames of "data", `preload_set` holds the indices that
+    are complete, and `targets` the frames of each other key, those of sequence i of the epoch from
+    `get_seq_start(i)` on.
+
     Args:
         cache_byte_size: accepted for RETURNN's sake. There is no cache to fill: data are read when
             they are asked for, and the memory that the operating system spends on files is the
             cache, which all processes share.
 
     Attributes:
+        cache_byte_size_total_limit, cache_byte_size_limit_at_start: always 0.
         target_keys: keys of the columns of lengths behind that of "data".
         targets: the same keys, as far as there are data for them.
     """
@@ -35,13 +42,17 @@ class CachedDataset(Dataset):
         super().__init__(**kwargs)
         self._cache_byte_size = cache_byte_size
         self.definite_cache_leftover = 0
+        self.cache_byte_size_total_limit = self.cache_byte_size_limit_at_start = 0
         self.target_keys: list[str] = []
-        self.targets: dict[str, None] = {}
+        self.targets: dict[str, np.ndarray | None] = {}
         self._seq_index: np.ndarray = np.zeros(0, np.int64)
         self._seq_index_view = memoryview(self._seq_index)
         self._have_order = False
         self._tag_index: TagIndex | None = None
         self._shuffled: tuple[int, dict[str, np.ndarray]] = (-1, {})
+        self._stored: dict[int, np.ndarray] = {}
+        self._seq_start: Sequence[np.ndarray] = []
+        self.preload_set: set[int] = set()
 
     # What a subclass gives, by corpus index.
 
@@ -89,6 +100,7 @@ class CachedDataset(Dataset):
             lens = ordering.SeqLens(self._get_seq_lens)
             order = ordering.as_array(self.get_seq_order_for_epoch(epoch, self._num_seqs, lens))
         self._shuffled = (-1, {})
+        self._stored, self._seq_start, self.preload_set = {}, [], set()
         changed = not self._have_order or not np.array_equal(order, self._seq_index)
         self._seq_index = order
         self._seq_index_view = memoryview(order)
@@ -139,9 +151,48 @@ class CachedDataset(Dataset):
         """Sequences in the corpus."""
         return self._num_seqs
 
+    @property
+    def _index_map(self) -> range:
+        return range(self.num_seqs)
+
     def batch_set_generator_cache_whole_epoch(self) -> bool:
         """Batches may be kept, as sequences can be read in any order."""
         return True
+
+    # The store of older subclasses.
+
+    def insert_alloc_interval(self, start: int, end: int | None = None) -> list[int]:
+        """The sequences of the epoch in this range that are not stored yet."""
+        end = start + 1 if end is None else end
+        return [seq_idx for seq_idx in range(start, end) if seq_idx not in self._stored]
+
+    def _set_alloc_intervals_data(self, idc: int, data: np.ndarray) -> None:
+        """Stores the frames of "data" of a sequence of the epoch."""
+        self._stored[idc] = self._sliding_window(data) if self.window > 1 else data
+
+    def _preload_seqs(self, start: int, end: int) -> None:
+        """Fills the store ahead of time. Nothing here calls it behind the reader's back."""
+        self.load_seqs(start, end)
+
+    def get_seq_start(self, sorted_seq_idx: int) -> np.ndarray:
+        """The summed lengths of the sequences of the epoch before this one."""
+        if len(self._seq_start) != self.num_seqs + 1:
+            lens = [self.get_seq_length_nd(seq_idx) for seq_idx in range(self.num_seqs)]
+            self._seq_start = np.cumsum([np.zeros_like(lens[0]), *lens], axis=0, dtype=np.int64)
+        return self._seq_start[sorted_seq_idx]
+
+    def is_cached(self, start: int, end: int) -> bool:
+        """Whether all sequences of this range are stored."""
+        return start == end or (
+            bool(self.preload_set) and self.preload_set.issuperset(range(start, end))
+        )
+
+    def _get_stored(self, seq_idx: int, key: str) -> np.ndarray:
+        if key == "data" and self.num_inputs > 0:
+            return self._stored[seq_idx]
+        column = self._column_keys().index(key)
+        start = int(self.get_seq_start(seq_idx)[column])
+        return self.targets[key][start : start + int(self.get_seq_length_nd(seq_idx)[column])]
 
     # Reading.
 
@@ -160,6 +211,8 @@ class CachedDataset(Dataset):
         """See `Dataset.get_data`. Arrays may be read-only views of a file."""
         if self.shuffle_frames_of_nseqs > 0:
             return self._get_shuffled(seq_idx, key)
+        if self._stored:
+            return self._get_stored(seq_idx, key)
         return self._get_data_by_real_seq_idx(self._seq_index_view[seq_idx], key)
 
     def _get_shuffled(self, seq_idx: int, key: str) -> np.ndarray:
@@ -196,8 +249,10 @@ class CachedDataset(Dataset):
 
     def _get_lens_by_key(self, real_seq_idx: int) -> dict[str, int]:
         lens = self._get_seq_length_by_real_idx(real_seq_idx).tolist()
-        keys = [*(["data"] if self.num_inputs > 0 else []), *self.target_keys]
-        return dict(zip(keys, lens, strict=True))
+        return dict(zip(self._column_keys(), lens, strict=True))
+
+    def _column_keys(self) -> list[str]:
+        return [*(["data"] if self.num_inputs > 0 else []), *self.target_keys]
 
     def get_seq_length(self, seq_idx: int) -> NumbersDict:
         """See `Dataset.get_seq_length`."""

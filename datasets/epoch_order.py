@@ -160,22 +160,32 @@ def _seq_ordering(dataset: Dataset, epoch: int) -> str:
 
 
 def _seq_lens(dataset: Dataset, num_seqs: int, get_seq_len: GetSeqLen | None) -> np.ndarray:
-    path = dataset._seq_order_seq_lens_file
-    if not path:
-        if get_seq_len is None:
-            raise ConfigError(
-                f"seq_ordering {dataset.seq_ordering!r} needs lengths, which {dataset} lacks"
-            )
-        return ordering.lens_array(get_seq_len, num_seqs)
+    if dataset._seq_order_seq_lens_file:
+        return seq_lens_from_file(dataset, num_seqs)
+    if get_seq_len is None:
+        raise ConfigError(
+            f"seq_ordering {dataset.seq_ordering!r} needs lengths, which {dataset} lacks"
+        )
+    return ordering.lens_array(get_seq_len, num_seqs)
+
+
+def seq_lens_from_file(dataset: Dataset, num_seqs: int | None = None) -> np.ndarray:
+    """The lengths in `seq_order_seq_lens_file` by corpus index, [num_seqs].
+
+    Raises:
+        MissingSequenceError: if a sequence of the corpus has none.
+    """
     columns = dataset._corpus_columns
-    if columns.seq_lens is None or len(columns.seq_lens) != num_seqs:
-        lens = load_seq_lens(path)
-        tags = _tags(dataset, num_seqs)
+    if columns.seq_lens is None or num_seqs not in (None, len(columns.seq_lens)):
+        lens = load_seq_lens(dataset._seq_order_seq_lens_file)
+        tags = dataset.get_all_tags() if num_seqs is None else _tags(dataset, num_seqs)
         try:
             columns.seq_lens = np.array(list(map(lens.__getitem__, tags)))
         except KeyError as error:
             raise MissingSequenceError(
-                "a sequence of the corpus has no length in this file", path, error.args[0]
+                "a sequence of the corpus has no length in this file",
+                dataset._seq_order_seq_lens_file,
+                error.args[0],
             ) from None
     return columns.seq_lens
 

@@ -128,9 +128,6 @@ class HDFDataset(CachedDataset):
             )
         hdf_file.check_same_format(first, tables, self.get_data_keys())
 
-    def _column_keys(self) -> list[str]:
-        return [*(["data"] if self.num_inputs > 0 else []), *self.target_keys]
-
     def initialize(self) -> None:
         """See `Dataset.initialize`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import sys
 from collections.abc import Callable, ItemsView, Iterable, KeysView
 from typing import Any
 
@@ -12,7 +13,7 @@ Number = Any
 
 def _is_numbers_dict(obj: object) -> bool:
     """Whether `obj` is a `NumbersDict`, ours or RETURNN's, which has the same two attributes."""
-    return isinstance(obj, NumbersDict) or type(obj).__name__ == "NumbersDict"
+    return type(obj) is NumbersDict or type(obj).__name__ == "NumbersDict"
 
 
 class NumbersDict:
@@ -47,6 +48,15 @@ class NumbersDict:
                 broadcast_value = auto_convert
         self.dict: dict[str, Number] = dict(numbers_dict or {})
         self.value = broadcast_value
+
+    @property
+    def __class__(self) -> type:
+        """RETURNN's class where it is loaded, so that its operations accept ours as operands."""
+        returnn = sys.modules.get("returnn.util.basic")
+        return getattr(returnn, "NumbersDict", type(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumbersDict, (None, self.dict, self.value)
 
     @classmethod
     def constant_like(cls, const_number: Number, numbers_dict: NumbersDict) -> NumbersDict:

@@ -1,6 +1,8 @@
 """NumbersDict against RETURNN's."""
 
+import copy
 import operator
+import pickle
 
 import pytest
 from hypothesis import given
@@ -82,7 +84,20 @@ def test_methods(a, b):
 def test_returnn_operands_are_accepted():
     theirs = ReturnnNumbersDict({"data": 3, "classes": 4})
     assert NumbersDict(theirs) == theirs
-    assert (NumbersDict({"data": 1}) + theirs).dict == {"data": 4, "classes": 4}
+    ours = NumbersDict({"data": 1})
+    assert (ours + theirs).dict == {"data": 4, "classes": 4}
+    assert (theirs + ours).dict == {"data": 4, "classes": 4}
+    assert ReturnnNumbersDict.min([theirs, ours]).dict == {"data": 1, "classes": 4}
+    assert isinstance(ours, NumbersDict)
+    assert isinstance(ours, ReturnnNumbersDict)
+
+
+def test_copies():
+    frames = NumbersDict(numbers_dict={"data": 3}, broadcast_value=7)
+    for twin in (pickle.loads(pickle.dumps(frames)), copy.deepcopy(frames), copy.copy(frames)):
+        assert type(twin) is NumbersDict
+        assert (twin.dict, twin.value) == (frames.dict, frames.value)
+        assert twin.dict is not frames.dict
 
 
 def test_access():
