@@ -15,9 +15,17 @@ _EXPORTS = {
     **DATASET_CLASSES,
     "Batch": "batching",
     "BatchSetGenerator": "batching",
+    "CachedFile": "file_cache",
     "DatasetSeq": "seq",
+    "FeatureSequenceStreamParser": "stream_parsers",
+    "FileCache": "file_cache",
+    "HDFDatasetWriter": "dump",
     "NumbersDict": "numbers_dict",
     "OptionalNotImplementedError": "access",
+    "SegmentAlignmentStreamParser": "stream_parsers",
+    "SimpleHDFWriter": "writers",
+    "SparseStreamParser": "stream_parsers",
+    "StreamParser": "stream_parsers",
 }
 
 __all__ = ["get_dataset_class", "init_dataset", *_EXPORTS]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import getpass
 import os
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ import msgspec
 import xxhash
 
 from ..io import storage
-from ..io.errors import OutputError, SourceFormatError, SourceNotFoundError
+from ..io.errors import ConfigError, OutputError, SourceFormatError, SourceNotFoundError
 
 DIRECTORY_VARIABLE = "SEQSHARD_FILE_CACHE"
 LIMIT_VARIABLE = "SEQSHARD_FILE_CACHE_BYTES"
@@ -97,12 +96,14 @@ class FileCache:
             directory: default: $SEQSHARD_FILE_CACHE, or a folder of the user in the system's
                 folder for temporary files.
             max_bytes: default: $SEQSHARD_FILE_CACHE_BYTES, or so much that a fifth stays free.
+
+        Raises:
+            ConfigError: if $SEQSHARD_FILE_CACHE_BYTES is no number.
         """
-        default = os.path.join(tempfile.gettempdir(), getpass.getuser(), "seqshard-files")
+        default = os.path.join(tempfile.gettempdir(), f"seqshard-files-{os.getuid()}")
         chosen = directory or os.environ.get(DIRECTORY_VARIABLE) or default
         self.directory = os.path.abspath(os.path.expandvars(chosen))
-        limit = os.environ.get(LIMIT_VARIABLE)
-        self.max_bytes = max_bytes if max_bytes is not None else int(limit) if limit else None
+        self.max_bytes = _limit_from_environment() if max_bytes is None else max_bytes
 
     def get(self, source: str | os.PathLike[str]) -> Lease:
         """A local copy of a file; made if there is none yet.
@@ -248,20 +249,25 @@ def resolve_cached_files(options: Any, cache: FileCache | None = None) -> tuple[
         The options with paths, and what keeps the copies in place.
     """
     leases: list[Lease] = []
+    return _resolve(options, cache or FileCache(), leases), leases
 
-    def visit(value: Any) -> Any:
-        nonlocal cache
-        if type(value).__name__ == "CachedFile":
-            cache = cache or FileCache()
-            leases.append(cache.get(value.filename))
-            return leases[-1].paths[0]
-        if type(value) is dict:
-            return {key: visit(item) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(visit(item) for item in value)
-        return value
 
-    return visit(options), leases
+def _resolve(value: Any, cache: FileCache, leases: list[Lease]) -> Any:
+    if type(value).__name__ == "CachedFile":
+        leases.append(cache.get(value.filename))
+        return leases[-1].paths[0]
+    if type(value) is dict:
+        return {key: _resolve(item, cache, leases) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_resolve(item, cache, leases) for item in value)
+    return value
+
+
+def _limit_from_environment() -> int | None:
+    text = os.environ.get(LIMIT_VARIABLE)
+    if text and not text.isdecimal():
+        raise ConfigError(f"${LIMIT_VARIABLE} must be a number of bytes", found=repr(text))
+    return int(text) if text else None
 
 
 def _open_lock(path: str) -> int:

@@ -20,6 +20,7 @@ DATASET_CLASSES = {
     "CachedDataset": "cached",
     "CachedDataset2": "cached2",
     "Dataset": "basic",
+    "DistributeFilesDataset": "distrib_files",
     "HDFDataset": "hdf",
     "ManifestDataset": "manifest",
     "MetaDataset": "meta",
@@ -68,6 +69,7 @@ def init_dataset(
         ConfigError: for an unknown class or a string that is none of the above.
     """
     from .basic import Dataset
+    from .file_cache import resolve_cached_files
 
     if isinstance(kwargs, Dataset):
         kwargs.initialize()
@@ -87,8 +89,11 @@ def init_dataset(
         raise ConfigError(
             f"Dataset class {name!r} not found", expected=", ".join(sorted(DATASET_CLASSES))
         )
+    options, leases = resolve_cached_files(options)
     dataset = dataset_class(**options)
     dataset.initialize()
+    if leases:
+        dataset.set_file_cache(leases)
     return dataset
 
 

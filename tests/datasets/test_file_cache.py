@@ -9,7 +9,7 @@ from returnn.util.file_cache import CachedFile as ReturnnCachedFile
 
 from seqshard.datasets import file_cache
 from seqshard.datasets.file_cache import CachedFile, FileCache, resolve_cached_files
-from seqshard.io.errors import OutputError, SourceFormatError, SourceNotFoundError
+from seqshard.io.errors import ConfigError, OutputError, SourceFormatError, SourceNotFoundError
 
 
 @pytest.fixture
@@ -187,6 +187,9 @@ def test_default_limit_leaves_a_part_of_the_disk(tmp_path, monkeypatch):
     assert cache._limit(100) == 50
     monkeypatch.setenv("SEQSHARD_FILE_CACHE_BYTES", "77")
     assert FileCache()._limit(0) == 77
+    monkeypatch.setenv("SEQSHARD_FILE_CACHE_BYTES", "10 GB")
+    with pytest.raises(ConfigError, match=r"must be a number of bytes .found '10 GB'"):
+        FileCache()
 
 
 def test_options_with_cached_files(tmp_path, cache):
