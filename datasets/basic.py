@@ -167,13 +167,14 @@ class Dataset(SeqAccess):
                 continue
             code = cls.__init__.__code__
             for arg in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
-                if arg in self._getnewargs_exclude_attrs:
+                if arg in self._getnewargs_exclude_attrs or arg == "equal_steps":
                     continue
                 attr = self._getnewargs_remap.get(
                     arg, f"_{arg}" if hasattr(self, f"_{arg}") else arg
                 )
                 kwargs[arg] = getattr(self, attr)
-        state = {"epoch": self.epoch, "zpad": self.zpad}
+        # `equal_steps` is no argument of the classes of RETURNN that hand on their options.
+        state = {"epoch": self.epoch, "zpad": self.zpad, "equal_steps": self.equal_steps}
         return Dataset._create_from_reduce, (type(self), kwargs, state)
 
     @staticmethod

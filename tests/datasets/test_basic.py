@@ -99,12 +99,20 @@ def test_load_seqs_with_a_bad_range():
 
 def test_pickle_and_copy_keep_options_and_epoch():
     dataset = Numbers(
-        5, scale=3, name="train", seq_ordering="random", chunking="5:2", context_window=3, window=2
+        5,
+        scale=3,
+        name="train",
+        seq_ordering="random",
+        chunking="5:2",
+        context_window=3,
+        window=2,
+        equal_steps=True,
     )
     dataset.initialize()
     dataset.init_seq_order(epoch=4)
     for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
         assert (twin.epoch, twin.num_seqs, twin.scale, twin.name) == (4, 0, 3, "train")
+        assert twin.equal_steps
         assert (twin.chunk_size, twin.chunk_step, twin.window) == (5, 2, 3)
         twin.init_seq_order(epoch=4)
         np.testing.assert_array_equal(twin._order, dataset._order)
