@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import SourceFormatError, UnsupportedPayloadError
+from .codes import check_num_items, damaged_codes, expand_codes, unaligned_u32, walk_codes
 from .mapping import Buffer
 from .packets import TIMES_BYTES, check_room, read_block_header
 from .weighted import decode_weighted, read_packed
@@ -26,7 +27,6 @@ WEIGHTED = 1 << 31
 
 _HEAD = struct.Struct("<8sI")
 _U32 = struct.Struct("<I")
-_MAX_RUN = 128
 _SMALLEST_PACKET = _HEAD.size + TIMES_BYTES
 
 
@@ -143,57 +143,6 @@ def _add_symbol(alphabet: dict[int, str], label: int, symbol: str, position: int
         )
 
 
-def walk_codes(
-    codes: memoryview, offset: int, end: int, num_items: int, positions: array
-) -> tuple[int, int]:
-    """Finds the run-length codes of one packet: the only step per run.
-
-    Args:
-        codes: the bytes as signed integers (format "b").
-        offset: of the first code.
-        end: no code reaches behind it.
-        num_items: how many items there are.
-        positions: array("q") to which the position of every code is appended.
-
-    Returns:
-        where the codes end, and items that are missing: not 0 if the packet is damaged.
-    """
-    add = positions.append
-    try:
-        while num_items > 0:
-            code = codes[offset]
-            add(offset)
-            if code > 0:
-                num_items -= code
-                offset += 4 * code + 1
-            else:
-                num_items += code
-                offset += 5
-    except IndexError:
-        return len(codes) + 1, num_items
-    return (offset, num_items) if offset <= end else (offset, max(num_items, 1))
-
-
-def expand_codes(data: Buffer, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `walk_codes` found, for one packet or for many at once.
-
-    Args:
-        positions: int64, of the codes in `data`.
-
-    Returns:
-        labels int32 [runs], counts int64 [runs], and int64 [codes + 1]: the first run of every
-        code.
-    """
-    code = np.frombuffer(data, np.int8)[positions].astype(np.int64)
-    num_labels = np.where(code > 0, code, (code < 0).astype(np.int64))
-    first_run = np.zeros(len(code) + 1, np.int64)
-    np.cumsum(num_labels, out=first_run[1:])
-    inside = np.arange(first_run[-1]) - np.repeat(first_run[:-1], num_labels)
-    labels = _unaligned_u32(data)[np.repeat(positions + 1, num_labels) + 4 * inside]
-    counts = np.repeat(np.where(code < 0, -code, 1), num_labels)
-    return labels.view(np.int32), counts, first_run
-
-
 def decode_runs(data: Buffer, offset: int, end: int, num_items: int) -> tuple[Runs, int]:
     """The run-length coded items of one packet, and where they end.
 
@@ -214,34 +163,11 @@ def decode_runs(data: Buffer, offset: int, end: int, num_items: int) -> tuple[Ru
     # A time code moves all later items: their time is its time plus the items since.
     is_time = np.frombuffer(data, np.int8)[places] == 0
     moved = np.flatnonzero(is_time)
-    new_time = _unaligned_u32(data)[places[moved] + 1].astype(np.int64)
+    new_time = unaligned_u32(data)[places[moved] + 1].astype(np.int64)
     items_at = np.append(before, num_items)[first_run[moved]]
     last = np.searchsorted(moved, np.repeat(np.arange(len(places)), np.diff(first_run)))
     shift = np.concatenate([[0], new_time - items_at])[last]
     return Runs(label, count, (before + shift).astype(np.uint32)), stop
-
-
-def check_num_items(num_items: int, offset: int, end: int) -> None:
-    """Refuses a number of items that the bytes cannot hold: no run of 5 bytes exceeds 128."""
-    most = (end - offset) // 5 * _MAX_RUN
-    if num_items > most:
-        raise SourceFormatError(
-            "the alignment is too short for its number of items",
-            position=offset - 4,
-            expected=f"up to {most} items",
-            found=str(num_items),
-        )
-
-
-def damaged_codes(offset: int, num_items: int, missing: int) -> SourceFormatError:
-    """The error for what `walk_codes` returned."""
-    what = "ends before its items do" if missing > 0 else "has a run that is longer than the rest"
-    return SourceFormatError(
-        f"the alignment {what}",
-        position=offset,
-        expected=f"{num_items} items",
-        found=str(num_items - missing),
-    )
 
 
 def _read_items(
@@ -286,8 +212,3 @@ def _read_alphabet(data: Buffer, offset: int, encoding: str) -> tuple[dict[int, 
         _add_symbol(alphabet, label, symbol, start)
         offset = end
     return alphabet, offset
-
-
-def _unaligned_u32(data: Buffer) -> np.ndarray:
-    """The u32 at every byte position, as a view."""
-    return np.ndarray(max(len(data) - 3, 0), "<u4", data, 0, strides=(1,))

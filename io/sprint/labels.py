@@ -7,7 +7,6 @@ SprintCacheDataset reads it.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,12 +20,10 @@ from .alignment import (
     MAGICS,
     WEIGHTED,
     Alignment,
-    damaged_codes,
     decode_alignment,
-    expand_codes,
-    walk_codes,
 )
 from .allophones import LabelMap
+from .codes import damaged_codes, expand_codes, most_items, walk_many
 from .mapping import Buffer, gather
 from .packets import TIMES_BYTES
 
@@ -90,12 +87,11 @@ def measure_heads(heads: np.ndarray, size: np.ndarray) -> np.ndarray:
         size: int64 [entries], bytes of the payloads.
     """
     items = np.ascontiguousarray(heads[:, _ITEMS_AT:]).view("<u4")[:, 0].astype(np.int64)
-    codes = (size - HEAD_BYTES - TIMES_BYTES) // 5
     simple = (
         (heads[:, :_MAGIC_AT] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
         & np.isin(_magics(heads), MAGICS)
         & (items < WEIGHTED)
-        & (items <= codes * 128)
+        & (items <= most_items(size - HEAD_BYTES - TIMES_BYTES))
     )
     return np.where(size == 0, 0, np.where(simple, items, -1))
 
@@ -141,7 +137,6 @@ class LabelReader:
 
     def __init__(self, data: Buffer, classes: Classes, fail: Fail) -> None:
         self._data = data
-        self._codes = memoryview(data).cast("b")
         self._classes = classes
         self._fail = fail
 
@@ -178,21 +173,20 @@ class LabelReader:
         out: np.ndarray,
         start: np.ndarray,
     ) -> None:
-        positions = array("q")
-        first_code = np.empty(len(rows) + 1, np.int64)
-        ends = begin + size - TIMES_BYTES
-        for i, row in enumerate(rows.tolist()):
-            first_code[i] = len(positions)
-            at, end, items = int(begin[row]) + HEAD_BYTES, int(ends[row]), int(length[row])
-            stop, missing = walk_codes(self._codes, at, end, items, positions)
+        end = begin[rows] + size[rows] - TIMES_BYTES
+        codes = walk_many(self._data, begin[rows] + HEAD_BYTES, end, length[rows])
+        # Only an alphabet may follow the codes.
+        has_more = codes.stop < end
+        wrong_end = has_more != (magics[rows] == ALPHABET_MAGIC)
+        for i in np.flatnonzero((codes.missing != 0) | wrong_end).tolist():
+            row, missing = int(rows[i]), int(codes.missing[i])
             if missing:
-                raise self._fail(row, damaged_codes(HEAD_BYTES, items, missing))
-            # Only an alphabet may follow the codes.
-            if (stop < end) != (magics[row] == ALPHABET_MAGIC):
-                raise self._fail(row, _wrong_end(stop - int(begin[row]), end - stop))
-        first_code[-1] = len(positions)
-        labels, counts, first_run = expand_codes(self._data, np.frombuffer(positions, np.int64))
-        run_row = np.repeat(rows, np.diff(first_run[first_code]))
+                error = damaged_codes(HEAD_BYTES, int(length[row]), missing)
+            else:
+                error = _wrong_end(int(codes.stop[i] - begin[row]), int(end[i] - codes.stop[i]))
+            raise self._fail(row, error)
+        labels, counts, first_run = expand_codes(self._data, codes.position)
+        run_row = np.repeat(rows, np.diff(first_run[codes.first]))
         emission = (magics == EMISSIONS_MAGIC)[run_row]
         classes, bad = self._classes.of(labels, emission)
         if bad >= 0:

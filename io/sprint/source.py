@@ -21,7 +21,7 @@ from .mapping import Buffer, close_map, gather, inflate, located, open_map
 from .packets import VECTOR_ELEMENTS
 
 _HEAD_INPUT = 512
-_GROUP = 512
+_GROUP = 2048
 
 
 class _ArchiveSource:

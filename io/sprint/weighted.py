@@ -6,8 +6,6 @@ gathered at once.
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 
 from ..errors import SourceFormatError, UnsupportedPayloadError
@@ -60,14 +58,15 @@ def _walk_frames(
     """uint32 times, int64 positions of the labels, and where the items end.
 
     Args:
-        position: of the first frame, before `end`, which is before the end of the data.
+        position: of the first frame. At least 16 bytes follow `end`.
     """
-    times, places = array("q"), array("q")
-    width = _packed_widths(data).tolist()
+    octets = bytes(data)
+    skip = (_packed_widths(data) + np.uint8(weight_bytes)).tolist()
+    times, counts, places = [], [], []
     time, left = -1, num_items
-    while left > 0:
+    while left > 0 and position < end:
         start = position
-        head = data[position]
+        head = octets[position]
         if head < 0x80:
             position += 1
         else:
@@ -84,23 +83,22 @@ def _walk_frames(
                 expected=f"up to {left}",
                 found=str(count),
             )
-        for _ in range(count):
-            times.append(time)
-            places.append(position)
-            position += width[position] + weight_bytes if position < end else 1
         left -= count
-        if position > end:
-            raise SourceFormatError(
-                "the alignment ends before its items do",
-                position=start,
-                expected=f"{num_items} items",
-                found=f"fewer than {num_items - left}",
-            )
-    return (
-        np.frombuffer(times, np.int64).astype(np.uint32),
-        np.frombuffer(places, np.int64),
-        position,
-    )
+        times.append(time)
+        counts.append(count)
+        while count and position < end:
+            places.append(position)
+            position += skip[position]
+            count -= 1
+    if left or position > end or len(places) < num_items:
+        raise SourceFormatError(
+            "the alignment ends before its items do",
+            position=end,
+            expected=f"{num_items} items",
+            found=f"{len(places)}",
+        )
+    time_of_frame = np.array(times, np.int64).astype(np.uint32)
+    return np.repeat(time_of_frame, counts), np.array(places, np.int64), position
 
 
 def read_packed(data: Buffer, offset: int) -> tuple[int, int]:
