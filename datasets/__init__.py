@@ -25,6 +25,7 @@ _EXPORTS = {
     "SegmentAlignmentStreamParser": "stream_parsers",
     "SimpleHDFWriter": "writers",
     "SparseStreamParser": "stream_parsers",
+    "SprintCacheReader": "sprint_cache",
     "StreamParser": "stream_parsers",
 }
 

@@ -26,6 +26,7 @@ DATASET_CLASSES = {
     "MetaDataset": "meta",
     "NextGenHDFDataset": "nextgen",
     "SiameseHDFDataset": "siamese",
+    "SprintCacheDataset": "sprint_cache",
 }
 
 _CLASS_AND_OPTIONS = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.S)
