@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,18 +69,26 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
         OutputExistsError: if the folder holds another dataset, or shards of unknown origin.
         OutputError: if it cannot be written.
     """
-    storage.make_folder(staging.folder)
     names = storage.list_names(staging.output)
-    if MANIFEST_NAME in names:
-        if not _restore_receipts(staging, overwrite):
-            storage.remove(storage.join(staging.output, MANIFEST_NAME))
-    elif not overwrite and _has_foreign_shards(staging, names):
+    finished = MANIFEST_NAME in names
+    same = finished and _saved_plan(staging.output) == staging.plan
+    if finished and not same and not overwrite:
+        raise OutputExistsError(
+            "the output folder holds another dataset",
+            staging.output,
+            hint="Choose another --output, or replace it with --overwrite.",
+        )
+    unknown = not finished and STAGING not in names and any(map(SHARD_PATTERN.fullmatch, names))
+    if unknown and not overwrite:
         raise OutputExistsError(
             "the output folder holds shards but neither a manifest nor traces of an unfinished "
             "build",
             staging.output,
             hint="Choose another --output, or replace them with --overwrite.",
         )
+    storage.make_folder(staging.folder)
+    if finished and not (same and _restore_receipts(staging)):
+        storage.remove(storage.join(staging.output, MANIFEST_NAME))
     progress = {"num_shards": len(plan.seqs_per_shard), "num_bytes": plan.num_bytes}
     storage.commit_bytes(
         storage.join(staging.folder, "plan.json"),
@@ -88,33 +96,21 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
     )
 
 
-def _has_foreign_shards(staging: Staging, names: Sequence[str]) -> bool:
-    if not any(SHARD_PATTERN.fullmatch(name) for name in names):
-        return False
-    return storage.list_names(storage.join(staging.output, STAGING)) == [
-        staging.folder.rpartition("/")[2]
-    ] and not any(name.endswith(".receipt") for name in storage.list_names(staging.folder))
-
-
-def _restore_receipts(staging: Staging, overwrite: bool) -> bool:
-    """Whether the finished dataset is of this very plan and sources; restores its receipts."""
+def _saved_plan(output: str) -> str | None:
+    """The plan id of a finished dataset; None if its manifest cannot be read."""
     try:
-        manifest = load_manifest(staging.output)
-        same = manifest.plan == staging.plan
+        return load_manifest(output).plan
     except SeqshardError:
-        same = False
-    if not same and not overwrite:
-        storage.remove_folder(staging.folder)
-        raise OutputExistsError(
-            "the output folder holds another dataset",
-            staging.output,
-            hint="Choose another --output, or replace it with --overwrite.",
-        )
-    if not same or _saved_stamp(staging.output) != staging.stamp:
+        return None
+
+
+def _restore_receipts(staging: Staging) -> bool:
+    """Whether a finished dataset is of these very sources; takes its receipts from its index."""
+    if _saved_stamp(staging.output) != staging.stamp:
         return False
+    manifest = load_manifest(staging.output)
     try:
-        path = storage.join(staging.output, manifest.index.path)
-        with storage.local_copy(path) as local:
+        with storage.local_copy(storage.join(staging.output, manifest.index.path)) as local:
             index = IndexFile(local, list(manifest.streams), len(manifest.shards))
             for shard in range(len(manifest.shards)):
                 staging.save(shard, decode_receipt(index.metadata(shard)), index.batch(shard))

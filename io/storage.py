@@ -11,6 +11,7 @@ import contextlib
 import errno
 import glob as _glob
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -248,7 +249,7 @@ def output_errors(path: str, kind: type[OutputError] = OutputError) -> Iterator[
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = _error_number(error) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise kind(
             "cannot write the output",
             path,
@@ -260,4 +261,11 @@ def output_errors(path: str, kind: type[OutputError] = OutputError) -> Iterator[
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    number = _error_number(error)
+    return os.strerror(number) if number else str(error) or type(error).__name__
+
+
+def _error_number(error: OSError) -> int | None:
+    """The system's error number; the HDF library has it only in its text."""
+    match = re.search(r"\berrno = (\d+)", str(error))
+    return int(match[1]) if match else error.errno

@@ -111,7 +111,7 @@ def _check_rejected(folder: str, manifest: Manifest) -> Iterator[SeqshardError]:
     if not storage.exists(path):
         return
     try:
-        lines = msgspec.json.Decoder(list[Rejection]).decode_lines(storage.read_bytes(path))
+        lines = msgspec.json.Decoder(Rejection).decode_lines(storage.read_bytes(path))
     except msgspec.MsgspecError as error:
         yield ShardIntegrityError(f"this is not a list of rejected sequences: {error}", path)
         return

@@ -5,6 +5,7 @@ python -m pipelines.build --runner=DirectRunner --config=corpus.toml --output=ou
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 from collections.abc import Sequence
@@ -91,11 +92,13 @@ def run_build(options: BuildOptions) -> Manifest:
     import apache_beam as beam
 
     from seqshard.pipelines.progress import watch_build
+    from seqshard.runners.local import quiet_workers
     from seqshard.runners.select import make_options
 
     num_bytes = sum(storage.stamp(file.path).num_bytes for file in corpus.sources)
     beam_options = make_options(options.runner, options.beam_args, num_bytes)
-    with watch_build(options.output):
+    quiet = contextlib.nullcontext() if options.verbose else quiet_workers(beam_options)
+    with quiet, watch_build(options.output):
         pipeline = beam.Pipeline(options=beam_options)
         build(pipeline, corpus, options, provenance_of(options))
         pipeline.run().wait_until_finish()

@@ -46,6 +46,9 @@ def import_beam(verbose: bool) -> None:
     """Imports Beam without the warning that it sends through the root logger."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
+    if not verbose:
+        # The runner logs what a worker raised with all its trace; the command says it in one line.
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # Postponed annotations make Beam report every hint that it cannot use.
     logging.getLogger("apache_beam.typehints").setLevel(logging.ERROR)
     # Beam's import makes half a million objects that live as long as the process: collecting

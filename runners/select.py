@@ -25,9 +25,9 @@ def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> Pipel
     check_flags(beam_args)
     if runner.lower() in LOCAL_RUNNERS:
         return local_options(beam_args, num_bytes)
-    known = StandardOptions.ALL_KNOWN_RUNNERS
-    names = {name.lower() for name in known} | {name.lower() + "runner" for name in known}
-    if "." not in runner and runner.lower() not in names:
+    known = StandardOptions.KNOWN_RUNNER_NAMES
+    names = {name.lower() for name in known}
+    if "." not in runner and not names & {runner.lower(), f"{runner.lower()}runner"}:
         raise ConfigError(
             "unknown runner", entry="--runner", expected=", ".join(known), found=runner
         )

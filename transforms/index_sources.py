@@ -130,6 +130,8 @@ def split_buckets(rows: pa.RecordBatch, num_buckets: int) -> Iterator[tuple[int,
 
 def split_by(rows: pa.RecordBatch, group: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Splits rows by an int64 group number; order within a group is kept."""
+    if not rows.num_rows:
+        return
     order = np.argsort(group, kind="stable")
     numbers, first = np.unique(group[order], return_index=True)
     sorted_rows = take(rows, order) if len(numbers) > 1 else rows

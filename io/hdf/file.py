@@ -17,13 +17,23 @@ def open_file(path: str) -> h5py.File:
         SourceFormatError: if it is not HDF, or truncated.
     """
     try:
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=CHUNK_CACHE_BYTES)
+        return _open(path, locking=False)
     except FileNotFoundError as error:
         raise SourceNotFoundError("there is no such file", path) from error
     except OSError as error:
         raise SourceFormatError(
             f"this is not a complete HDF file: {error}", path, hint="Write or copy it again."
         ) from error
+
+
+def _open(path: str, locking: bool | None) -> h5py.File:
+    try:
+        return h5py.File(path, "r", locking=locking, rdcc_nbytes=CHUNK_CACHE_BYTES)
+    except OSError as error:
+        # Somebody in this process, for example RETURNN, has the file open with locks.
+        if locking is False and "locking flag" in str(error):
+            return _open(path, locking=None)
+        raise
 
 
 def get_dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
