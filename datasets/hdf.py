@@ -46,7 +46,6 @@ class HDFDataset(CachedDataset):
     Attributes:
         files: paths of the files.
         file_start: corpus index of the first sequence of each file, and the end.
-        file_seq_start: per file, int64 [sequences + 1, columns], first frames of the sequences.
         data_dtype: element type per data key.
     """
 
@@ -62,7 +61,8 @@ class HDFDataset(CachedDataset):
             raise ConfigError("files must be a list of paths", found=repr(files))
         self.files: list[str] = []
         self.file_start = [0]
-        self.file_seq_start: list[np.ndarray] = []
+        self._file_seq_start: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
         self.data_dtype: dict[str, str] = {}
         self._tables: list[HdfTables] = []
         # Per file and data key: the frames, and where each sequence starts in them.
@@ -87,21 +87,21 @@ class HDFDataset(CachedDataset):
             self._check_fits(tables)
         else:
             self._take_format_of(tables)
-        seq_start = tables.seq_start
+        lengths = tables.lengths
         if tables.column_keys != self._column_keys():
             columns = [tables.column(key) for key in self._column_keys()]
-            seq_start = np.stack(columns, axis=1)
+            lengths = np.stack(columns, axis=1)
         for key in self.get_data_keys():
             self.data_dtype[key] = str(tables.arrays[key].dtype)
         for key, labels in tables.labels.items():
             self.labels.setdefault(key, labels)
         self.files.append(os.fspath(filename))
-        self.file_seq_start.append(seq_start)
+        self._lengths.append(lengths)
         self.file_start.append(self.file_start[-1] + tables.num_seqs)
         self._tables.append(tables)
         self._readers.append({})
         self._num_seqs += tables.num_seqs
-        self._num_timesteps += int(seq_start[-1, 0])
+        self._num_timesteps += int(lengths[:, 0].sum(dtype=np.int64))
         self._tag_index = self._timestamps = self._corpus_digest = None
 
     def _take_format_of(self, tables: HdfTables) -> None:
@@ -127,6 +127,17 @@ class HDFDataset(CachedDataset):
                 found=", ".join(tables.target_keys),
             )
         hdf_file.check_same_format(first, tables, self.get_data_keys())
+
+    @property
+    def file_seq_start(self) -> list[np.ndarray]:
+        """Per file, int64 [sequences + 1, columns], the first frames of the sequences."""
+        for lengths in self._lengths[len(self._file_seq_start) :]:
+            self._file_seq_start.append(hdf_file.seq_starts(lengths))
+        return self._file_seq_start
+
+    @file_seq_start.setter
+    def file_seq_start(self, value: list[np.ndarray]) -> None:
+        self._file_seq_start = value
 
     def initialize(self) -> None:
         """See `Dataset.initialize`.
@@ -162,7 +173,7 @@ class HDFDataset(CachedDataset):
             self._hdf_handles[file, key] = None
         else:
             frames = self._map(file).view(array)
-        reader = (frames, memoryview(tables.column(key)))
+        reader = (frames, memoryview(hdf_file.seq_starts(tables.column(key))))
         self._readers[file][key] = reader
         return reader
 
@@ -205,15 +216,12 @@ class HDFDataset(CachedDataset):
         return [tag for array in self._get_tag_arrays() for tag in decode_tags(array)]
 
     def _get_seq_lens(self) -> np.ndarray:
-        if not self.file_seq_start:
-            return np.zeros(0, np.int64)
-        return np.concatenate([np.diff(start[:, 0]) for start in self.file_seq_start])
+        columns = [lengths[:, 0] for lengths in self._lengths]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     def _get_seq_length_by_real_idx(self, real_seq_idx: int) -> np.ndarray:
         file = bisect(self.file_start, real_seq_idx) - 1
-        start = self.file_seq_start[file]
-        seq = real_seq_idx - self.file_start[file]
-        return start[seq + 1] - start[seq]
+        return self._lengths[file][real_seq_idx - self.file_start[file]].astype(np.int64)
 
     @property
     def timestamps(self) -> np.ndarray | None:
@@ -257,9 +265,9 @@ class HDFDataset(CachedDataset):
     def _get_corpus_digest(self) -> str:
         if self._corpus_digest is None:
             hasher = xxhash.xxh3_128()
-            for tags, start in zip(self._get_tag_arrays(), self.file_seq_start, strict=True):
+            for tags, lengths in zip(self._get_tag_arrays(), self._lengths, strict=True):
                 hasher.update(b"\0".join(tags.tolist()))
-                hasher.update(np.ascontiguousarray(start, "<i8").tobytes())
+                hasher.update(lengths.astype("<i8").tobytes())
             self._corpus_digest = hasher.hexdigest()
         return self._corpus_digest
 

@@ -50,8 +50,8 @@ class HdfTables:
 
     Attributes:
         path: the file.
-        target_keys: keys of the columns of `seq_start` behind that of the inputs.
-        seq_start: int64 [num_seqs + 1, columns], first frame of each sequence.
+        target_keys: keys of the columns of `lengths` behind that of the inputs.
+        lengths: signed integers [num_seqs, columns], frames of each sequence.
         num_outputs: (dim, number of axes) per data key; a list for "data".
         labels: class names per data key.
         arrays: stored array per data key.
@@ -62,7 +62,7 @@ class HdfTables:
     path: str
     has_inputs: bool
     target_keys: list[str]
-    seq_start: np.ndarray
+    lengths: np.ndarray
     num_outputs: dict[str, Any]
     labels: dict[str, list[str]]
     arrays: dict[str, StoredArray]
@@ -72,16 +72,23 @@ class HdfTables:
     @property
     def num_seqs(self) -> int:
         """Number of sequences."""
-        return len(self.seq_start) - 1
+        return len(self.lengths)
 
     @property
     def column_keys(self) -> list[str]:
-        """The data keys of the columns of `seq_start`."""
+        """The data keys of the columns of `lengths`."""
         return [*(["data"] if self.has_inputs else []), *self.target_keys]
 
     def column(self, key: str) -> np.ndarray:
-        """int64 [num_seqs + 1], first frame of each sequence in the array of `key`."""
-        return self.seq_start[:, self.column_keys.index(key)]
+        """The lengths of one data key, [num_seqs]."""
+        return self.lengths[:, self.column_keys.index(key)]
+
+
+def seq_starts(lengths: np.ndarray) -> np.ndarray:
+    """First frame of each sequence and the end, int64 [num_seqs + 1, ...]."""
+    start = np.zeros((len(lengths) + 1, *lengths.shape[1:]), np.int64)
+    np.cumsum(lengths, axis=0, out=start[1:])
+    return start
 
 
 def read_tables(path: str) -> HdfTables:
@@ -148,15 +155,11 @@ class _TableReader:
                 expected=f"{tags.shape[0]} sequences",
                 found=str(len(lengths)),
             )
-        # Columns one after the other in memory, as each data key needs its own.
-        seq_start = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64, order="F")
-        for column, lens in zip(seq_start.T, lengths.T, strict=True):
-            np.cumsum(lens, out=column[1:])
         tables = HdfTables(
             path=self.path,
             has_inputs=inputs is not None,
             target_keys=target_keys,
-            seq_start=seq_start,
+            lengths=lengths,
             num_outputs=self._read_num_outputs(arrays),
             labels=self._read_labels(inputs is not None),
             arrays=arrays,
@@ -248,11 +251,11 @@ class _TableReader:
             raise SourceFormatError(
                 "a length is negative", self.path, f"seqLengths, row {row}", found=str(lengths[row])
             )
-        return lengths
+        return lengths if lengths.dtype.kind == "i" else lengths.astype(np.int64)
 
     def _check_frames(self, tables: HdfTables) -> None:
         for key, array in tables.arrays.items():
-            num_frames = int(tables.column(key)[-1])
+            num_frames = int(tables.column(key).sum(dtype=np.int64))
             if num_frames > array.shape[0]:
                 raise SourceFormatError(
                     "there are fewer frames than seqLengths says",

@@ -13,6 +13,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
+from numpy.random import RandomState
 
 from ..io.errors import ConfigError
 
@@ -152,12 +153,12 @@ def full_order(
             return _shuffle_bins(order, _num_bins(ordering, num_seqs), rng, within)
 
 
-def _rng(seed: int) -> np.random.RandomState:
+def _rng(seed: int) -> RandomState:
     if not 0 <= seed < 2**32:
         raise ConfigError(
             "the random seed is out of range", expected="0 to 2**32 - 1", found=str(seed)
         )
-    return np.random.RandomState(seed)
+    return RandomState(seed)
 
 
 def _checked_lens(lens: np.ndarray, num_seqs: int) -> np.ndarray:
@@ -183,7 +184,8 @@ def _sort_keys(lens: np.ndarray) -> np.ndarray:
         return lens
     low, high = int(lens.min()), int(lens.max())
     if high - low < 2**16:
-        return (lens - low).astype(np.uint16)
+        # Modulo 2**16 all along, which the difference does not notice.
+        return lens.astype(np.uint16) - np.uint16(low % 2**16)
     return lens.astype(np.int64)
 
 
@@ -201,24 +203,21 @@ def _bin_edges(num_seqs: int, num_bins: int) -> np.ndarray:
 
 
 def _laplace(order: np.ndarray, keys: np.ndarray, num_bins: int) -> np.ndarray:
-    """Sorts each bin of an order by length: even bins ascending, odd ones descending."""
+    """Sorts each bin of an order by length, in place: even bins ascending, odd ones descending."""
     edges = _bin_edges(len(order), num_bins)
     if len(order) < num_bins * _MIN_SEQS_PER_BIN_STEP:
         bin_of = np.repeat(np.arange(num_bins), np.diff(edges))
         keys = keys[order]
         keys = np.where(bin_of % 2 == 1, _reversed_keys(keys), keys)
         return order[np.lexsort((keys, bin_of))]
-    sorted_bins = []
     for i, (start, end) in enumerate(pairwise(edges.tolist())):
         part = order[start:end]
         part_keys = keys[part] if i % 2 == 0 else _reversed_keys(keys[part])
-        sorted_bins.append(part[_stable_argsort(part_keys)])
-    return np.concatenate(sorted_bins)
+        order[start:end] = part[_stable_argsort(part_keys)]
+    return order
 
 
-def _shuffle_bins(
-    order: np.ndarray, num_bins: int, rng: np.random.RandomState, within: bool
-) -> np.ndarray:
+def _shuffle_bins(order: np.ndarray, num_bins: int, rng: RandomState, within: bool) -> np.ndarray:
     """Shuffles the bins of an order, and with `within` also the sequences inside each bin."""
     edges = _bin_edges(len(order), num_bins).tolist()
     parts = [order[edges[i] : edges[i + 1]] for i in rng.permutation(num_bins).tolist()]
