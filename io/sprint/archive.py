@@ -16,7 +16,7 @@ import xxhash
 from ..errors import MissingSequenceError, SourceFormatError
 from . import recovery
 from .mapping import HEADER_BYTES, close_map, gather, inflate, located, open_map
-from .table import PAYLOAD_OFFSET, EntryTable, offsets_of, read_table
+from .table import PAYLOAD_OFFSET, EntryTable, concatenate_names, read_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,70 @@ ATTRIBUTES_SUFFIX = b".attribs"
 Recover = bool | Literal["rasr", "force"]
 
 
-class Archive:
+class EntryReader:
+    """What archives in a file and archives in a folder have in common: named entries.
+
+    Attributes:
+        path: the file or folder.
+        table: all entries.
+    """
+
+    path: str
+    encoding: str
+    table: EntryTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def sequences(self) -> np.ndarray:
+        """int64, the entries that are no `.attribs`, in table order."""
+        return np.flatnonzero(~self.table.ends_with(ATTRIBUTES_SUFFIX))
+
+    @cached_property
+    def names(self) -> pa.StringArray:
+        """The decoded names of all entries."""
+        return self.table.decode(self.encoding, self.path)
+
+    def find(self, name: str) -> int:
+        """The entry of that name.
+
+        Raises:
+            MissingSequenceError: if there is none.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise MissingSequenceError("there is no such entry", self.path, name) from None
+
+    def payload(self, entry: int) -> memoryview | bytes:
+        """The uncompressed data of one entry.
+
+        Raises:
+            SourceFormatError: if the entry is damaged, naming it.
+        """
+        raise NotImplementedError
+
+    def attributes(self, entry: int) -> bytes | None:
+        """The flow attributes (XML) that were stored for an entry, or None."""
+        name = self.table.name(entry) + ATTRIBUTES_SUFFIX
+        found = self._by_raw_name.get(name)
+        return None if found is None else bytes(self.payload(found))
+
+    def label(self, entry: int) -> str:
+        """The name of an entry for messages: bytes that do not decode are escaped."""
+        return _text(self.table.name(entry), self.encoding)
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names.to_pylist())}
+
+    @cached_property
+    def _by_raw_name(self) -> dict[bytes, int]:
+        return {self.table.name(i): i for i in range(len(self.table))}
+
+
+class Archive(EntryReader):
     """A single archive file, mapped read-only.
 
     Args:
@@ -40,7 +103,6 @@ class Archive:
 
     Attributes:
         table: all entries.
-        sequences: int64, the entries that are no `.attribs`, in table order.
         complete: whether the archive was closed, so that `table` is what was written.
         lost: what a scan could not recover, each with its name ("" if unknown) and the reason.
 
@@ -87,22 +149,9 @@ class Archive:
     ) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return len(self.table)
-
     def close(self) -> None:
         """Unmaps the file; views that are still in use keep it mapped until they are gone."""
         close_map(self.data)
-
-    @cached_property
-    def sequences(self) -> np.ndarray:
-        """See the class."""
-        return np.flatnonzero(~self.table.ends_with(ATTRIBUTES_SUFFIX))
-
-    @cached_property
-    def names(self) -> pa.StringArray:
-        """The decoded names of all entries."""
-        return self.table.decode(self.encoding, self.path)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,17 +161,6 @@ class Archive:
         for column in columns:
             hasher.update(np.ascontiguousarray(getattr(self.table, column)))
         return hasher.hexdigest()
-
-    def find(self, name: str) -> int:
-        """The entry of that name.
-
-        Raises:
-            MissingSequenceError: if there is none.
-        """
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise MissingSequenceError("there is no such entry", self.path, name) from None
 
     def payload(self, entry: int) -> memoryview | bytes:
         """The uncompressed data of one entry; a view of the map if it is not compressed.
@@ -141,12 +179,6 @@ class Archive:
             return inflate(stored, size, check_trailer=self._check_trailer)
         except SourceFormatError as error:
             raise located(error, self.path, self.label(entry), start, raw=False) from error
-
-    def attributes(self, entry: int) -> bytes | None:
-        """The flow attributes (XML) that were stored for an entry, or None."""
-        name = self.table.name(entry) + ATTRIBUTES_SUFFIX
-        found = self._by_raw_name.get(name)
-        return None if found is None else bytes(self.payload(found))
 
     def damage(self, entries: np.ndarray) -> dict[int, SourceFormatError]:
         """The damaged ones of some entries, as far as their headers tell: row -> error."""
@@ -176,10 +208,6 @@ class Archive:
             )
         return errors
 
-    def label(self, entry: int) -> str:
-        """The name of an entry for messages: bytes that do not decode are escaped."""
-        return _text(self.table.name(entry), self.encoding)
-
     def _must_scan(self, recover: Recover) -> bool:
         if recover == "force":
             return True
@@ -202,22 +230,15 @@ class Archive:
             found, lost = recovery.scan_intact(self.data, self.path)
         self.lost = tuple((_text(name, self.encoding), error) for name, error in lost)
         rows = np.array([item[1:] for item in found], np.int64).reshape(len(found), 4)
+        names, name_offset = concatenate_names([item.name for item in found])
         return EntryTable(
-            names=np.frombuffer(b"".join(item[0] for item in found), np.uint8),
-            name_offset=offsets_of(np.array([len(item[0]) for item in found], np.int64)),
+            names=names,
+            name_offset=name_offset,
             name_position=rows[:, 0],
             payload=rows[:, 1],
             size=rows[:, 2],
             compressed=rows[:, 3],
         )
-
-    @cached_property
-    def _by_name(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.names.to_pylist())}
-
-    @cached_property
-    def _by_raw_name(self) -> dict[bytes, int]:
-        return {self.table.name(i): i for i in range(len(self.table))}
 
 
 def _text(name: bytes, encoding: str) -> str:

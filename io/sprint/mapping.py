@@ -36,6 +36,12 @@ def open_map(path: str) -> mmap.mmap:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise SourceNotFoundError("there is no such archive", path) from None
+    except IsADirectoryError:
+        raise SourceFormatError(
+            "a folder where a single file is due",
+            path,
+            hint="open_archive reads folders as archives; ArchiveWriter packs them into a file.",
+        ) from None
     except OSError as error:
         raise SourceFormatError(f"the archive cannot be opened: {error.strerror}", path) from error
     head = data[:HEADER_BYTES]

@@ -89,11 +89,10 @@ class EntryTable:
         import pyarrow as pa
 
         if not _is_utf8(encoding):
-            return pa.array(
-                [self._decode_one(i, encoding, path) for i in range(len(self))], pa.string()
-            )
+            texts = [self._decode_one(i, encoding, path).encode() for i in range(len(self))]
+            return _binary(*concatenate_names(texts)).cast(pa.string())
         try:
-            return self._binary().cast(pa.string())
+            return _binary(self.names, self.name_offset).cast(pa.string())
         except pa.ArrowInvalid:
             for entry in range(len(self)):
                 self._decode_one(entry, encoding, path)
@@ -101,16 +100,10 @@ class EntryTable:
 
     def first_of_each_name(self) -> np.ndarray:
         """bool [n], false where an earlier entry has the same name."""
-        codes = self._binary().dictionary_encode().indices
+        codes = _binary(self.names, self.name_offset).dictionary_encode().indices
         codes = np.frombuffer(codes.buffers()[1], np.int32, len(codes))
         highest = np.maximum.accumulate(codes)
         return np.diff(highest, prepend=np.int32(-1)) > 0
-
-    def _binary(self) -> pa.LargeBinaryArray:
-        import pyarrow as pa
-
-        buffers = [None, pa.py_buffer(self.name_offset), pa.py_buffer(self.names)]
-        return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def _decode_one(self, entry: int, encoding: str, path: str) -> str:
         name = self.name(entry)
@@ -220,6 +213,19 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def concatenate_names(names: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The columns `names` and `name_offset` of an `EntryTable`."""
+    lengths = np.array([len(name) for name in names], np.int64)
+    return np.frombuffer(b"".join(names), np.uint8), offsets_of(lengths)
+
+
+def _binary(names: np.ndarray, name_offset: np.ndarray) -> pa.LargeBinaryArray:
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(name_offset), pa.py_buffer(names)]
+    return pa.Array.from_buffers(pa.large_binary(), len(name_offset) - 1, buffers)
 
 
 def _is_utf8(encoding: str) -> bool:

@@ -48,7 +48,8 @@ def decode_weighted(
     if len(wide):
         read_packed(data, int(label_at[wide[0]]))  # raises
     raw = gather(data, weight_at, weight_bytes)
-    weight = raw.view("<u2") / 65535 if version == 1 else raw.view("<f4").astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is damage, but no reason to warn
+        weight = raw.view("<u2") / 65535 if version == 1 else raw.view("<f4").astype(np.float64)
     return times, label.astype(np.uint32).view(np.int32), weight[:, 0], stop
 
 

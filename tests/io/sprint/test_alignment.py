@@ -189,7 +189,7 @@ def hard_items(draw):
     return out
 
 
-@settings(max_examples=80)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(hard_items(), max_size=3), st.data())
 def test_round_trip_and_mutation(writer, packets, data):
     payload = writer.alignment(*(writer.rle(packet) for packet in packets))
@@ -217,7 +217,7 @@ WEIGHTED = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(deadline=None, max_examples=80)
 @given(WEIGHTED, st.data())
 def test_weighted_round_trip_and_mutation(writer, frames, data):
     while frames and not frames[-1][1]:  # nobody can tell whether such a frame follows

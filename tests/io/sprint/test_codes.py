@@ -44,7 +44,7 @@ def count_items(packet):
 def test_many_packets_at_once_equal_one_after_the_other(few, monkeypatch):
     monkeypatch.setattr(codes, "_FEW", few)
 
-    @settings(max_examples=80)
+    @settings(deadline=None, max_examples=80)
     @given(st.lists(PACKET, min_size=1, max_size=8))
     def check(packets):
         data = b"head" + b"".join(packet for packet, _ in packets)

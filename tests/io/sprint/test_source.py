@@ -382,7 +382,9 @@ def test_fingerprint_knows_the_label_files(rasr, tmp_path):
     assert first.fingerprint == again.fingerprint != changed.fingerprint
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), compressed=st.booleans())
 def test_mutated_archives_give_typed_errors_only(make, writer, data, compressed):
     matrix = np.arange(12, dtype="f4").reshape(4, 3)

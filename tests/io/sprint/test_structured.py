@@ -174,7 +174,7 @@ def test_contradictory_matrices(writer):
             decode_blocks(bytes(damaged))
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_mutations_of_every_type_give_typed_errors_only(payloads, data):
     payload = bytearray(payloads[data.draw(st.sampled_from(sorted(payloads)))])
@@ -184,7 +184,7 @@ def test_mutations_of_every_type_give_typed_errors_only(payloads, data):
         assert all(isinstance(block, Block) for block in decode_blocks(bytes(payload)))
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(st.sampled_from(sorted(DECODERS)), st.binary(max_size=80), st.integers(0, 2**32 - 1))
 def test_random_packets_give_typed_errors_only(datatype, packets, count):
     name = datatype.encode()

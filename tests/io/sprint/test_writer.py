@@ -213,7 +213,7 @@ def make_alignment(items, weight):
     )
 
 
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 @given(ITEMS, st.sampled_from([1.0, 0.5]))
 def test_alignments_round_trip(items, weight):
     alignment = make_alignment(items, weight)
