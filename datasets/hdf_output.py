@@ -65,7 +65,12 @@ class PendingFile:
             )
 
     def show(self) -> None:
-        """Gives the file its final name while it is still being written."""
+        """Gives the file its final name while it is still being written.
+
+        Raises:
+            OutputExistsError: if another file has appeared there.
+        """
+        refuse_existing(self.path)
         os.replace(self.temporary, self.path)
         self.temporary = self.path
 

@@ -11,6 +11,7 @@ from returnn.datasets.generating import DummyDataset, StaticDataset, Task12AXDat
 
 from seqshard.datasets import dump, hdf_columns
 from seqshard.datasets.dump import HDFDatasetWriter
+from seqshard.datasets.hdf import HDFDataset
 from seqshard.io.errors import ConfigError, PlanError, ShapeMismatchError
 
 
@@ -136,6 +137,18 @@ def test_an_order_of_one_epoch(tmp_path):
         seen.append(dump_to(tmp_path / "out.hdf", writer_class, dataset, epoch=3))
     assert seen[0] == seen[1]
     assert seen[0]["tags"] != sorted(seen[0]["tags"])
+
+
+@pytest.mark.parametrize("ordering", ["default", "laplace:.3"])
+def test_from_our_own_dataset(tmp_path, ordering):
+    source = tmp_path / "source.hdf"
+    dump_to(source, HDFDatasetWriter, DATASETS["dense"]())
+    seen = []
+    for dataset_class in (HDFDataset, returnn_hdf.HDFDataset):
+        dataset = dataset_class(files=[str(source)], seq_ordering=ordering)
+        dataset.initialize()
+        seen.append(dump_to(tmp_path / "out.hdf", HDFDatasetWriter, dataset, epoch=2))
+    assert seen[0] == seen[1]
 
 
 def test_missing_labels_are_no_obstacle(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seqshard.datasets import hdf_columns
+from seqshard.datasets.hdf import HDFDataset
 from seqshard.datasets.writers import SimpleHDFWriter
 from seqshard.io.errors import (
     ConfigError,
@@ -219,7 +220,12 @@ def test_large_streams_are_chunked_and_small_ones_contiguous(tmp_path, rng, monk
         batches.append(
             dense_batch(rng, [30, 1, 7], start=start, orth=texts, one=np.array([1, 2, 3], "int32"))
         )
-    assert_same_file(tmp_path, {"dim": 5}, batches)
+    seen = assert_same_file(tmp_path, {"dim": 5}, batches)
+    dataset = HDFDataset(files=[tmp_path / "ours.hdf"])
+    dataset.initialize()
+    dataset.init_seq_order(epoch=1)
+    for index, row in enumerate(seen["data"]):
+        assert {key: dataset.get_data(index, key).tolist() for key in row} == row
     with h5py.File(tmp_path / "ours.hdf", "r") as file:
         assert file["inputs"].chunks == (6, 5)
         assert file["targets/data/one"].chunks is None
@@ -503,6 +509,17 @@ def test_swmr_reads_as_without(tmp_path, rng):
             for batch in batches:
                 writer.insert_batch(**batch)
     assert read_with_returnn(tmp_path / "a") == read_with_returnn(tmp_path / "b")
+
+
+def test_swmr_replaces_no_file(tmp_path, rng):
+    path = tmp_path / "a"
+    with contextlib.suppress(KeyError), SimpleHDFWriter(path, dim=5, swmr=True) as writer:
+        path.write_text("somebody was faster")
+        with pytest.raises(OutputExistsError, match="the file exists already"):
+            writer.insert_batch(**dense_batch(rng, [7]))
+        raise KeyError
+    assert os.listdir(tmp_path) == ["a"]
+    assert path.read_text() == "somebody was faster"
 
 
 def test_swmr_exception_and_limits(tmp_path, rng):
