@@ -28,6 +28,8 @@ class StreamSpec:
         allophones, state_tying, phonemes: paths of the label files of an alignment, or None.
         silence: the silence phoneme of an alignment.
         num_labels: number of classes where no label file tells it (emission alignments), or None.
+        soft: what to do with weighted alignments: "error", or "best" for the label of largest
+            weight in each frame.
     """
 
     name: str

@@ -10,8 +10,10 @@ import numpy as np
 
 from ..errors import SourceFormatError, UnsupportedPayloadError
 from .mapping import Buffer, gather
+from .packets import TIMES_BYTES
 
 _MAX_PACKED = 5
+_WINDOW = 1024
 
 
 def decode_weighted(
@@ -42,18 +44,15 @@ def decode_weighted(
             expected=f"{num_items} items of at least {1 + weight_bytes} bytes",
             found=f"{end - position} bytes",
         )
-    times, label_at, stop = _walk_frames(data, position, end, num_items, weight_bytes)
-    label, weight_at = _packed_at(np.frombuffer(data, np.uint8), label_at)
-    wide = np.flatnonzero(label >> np.uint64(32))
-    if len(wide):
-        read_packed(data, int(label_at[wide[0]]))  # raises
+    times, label_at, stop = _find_items(data, position, end, num_items, weight_bytes)
+    label, weight_at = _packed_at(data, label_at)
     raw = gather(data, weight_at, weight_bytes)
     with np.errstate(invalid="ignore"):  # a signalling NaN is damage, but no reason to warn
         weight = raw.view("<u2") / 65535 if version == 1 else raw.view("<f4").astype(np.float64)
-    return times, label.astype(np.uint32).view(np.int32), weight[:, 0], stop
+    return times, label.view(np.int32), weight[:, 0], stop
 
 
-def _walk_frames(
+def _find_items(
     data: Buffer, position: int, end: int, num_items: int, weight_bytes: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """uint32 times, int64 positions of the labels, and where the items end.
@@ -61,49 +60,76 @@ def _walk_frames(
     Args:
         position: of the first frame. At least 16 bytes follow `end`.
     """
-    octets = bytes(data)
-    skip = (_packed_widths(data) + np.uint8(weight_bytes)).tolist()
+    # Frames without items have no bound: a packet that is longer than expected is walked again,
+    # so that the work for one of many packets does not grow with all of them.
+    window = _WINDOW + 4 * (num_items + 1) * (1 + weight_bytes)
+    while True:
+        limit = min(position + window, end)
+        piece = bytes(data[position : limit + TIMES_BYTES])
+        times, counts, places, stop = _walk_frames(
+            piece, limit - position, num_items, weight_bytes, position
+        )
+        if len(places) == num_items and stop <= limit - position:
+            break
+        if limit == end:
+            raise SourceFormatError(
+                "the alignment ends before its items do",
+                position=end,
+                expected=f"{num_items} items",
+                found=f"{len(places)}",
+            )
+        window *= 4
+    time = np.repeat(np.array(times, np.int64).astype(np.uint32), counts)
+    return time, np.array(places, np.int64) + position, position + stop
+
+
+def _walk_frames(
+    piece: bytes, limit: int, num_items: int, weight_bytes: int, base: int
+) -> tuple[list[int], list[int], list[int], int]:
+    """Times and numbers of items of frames, positions of labels, and where the last item ends.
+
+    Args:
+        piece: the frames, from the first one on; 16 bytes follow `limit`.
+        limit: no frame and no label starts here or later.
+        base: position of the piece, for errors.
+    """
+    skip = (_packed_widths(piece) + np.uint8(weight_bytes)).tolist()
     times, counts, places = [], [], []
-    time, left = -1, num_items
-    while left > 0 and position < end:
+    time, left, position = -1, num_items, 0
+    while left > 0 and position < limit:
         start = position
-        head = octets[position]
+        head = piece[position]
         if head < 0x80:
             position += 1
         else:
-            head, position = read_packed(data, position)
+            head, position = read_packed(piece, position, base)
         if head & 1:
-            time, position = read_packed(data, position)
+            time, position = read_packed(piece, position, base)
         else:
             time += 1
         count = head >> 1
         if count > left:
             raise SourceFormatError(
                 "a frame has more items than there are",
-                position=start,
+                position=base + start,
                 expected=f"up to {left}",
                 found=str(count),
             )
         left -= count
         times.append(time)
         counts.append(count)
-        while count and position < end:
+        while count and position < limit:
             places.append(position)
             position += skip[position]
             count -= 1
-    if left or position > end or len(places) < num_items:
-        raise SourceFormatError(
-            "the alignment ends before its items do",
-            position=end,
-            expected=f"{num_items} items",
-            found=f"{len(places)}",
-        )
-    time_of_frame = np.array(times, np.int64).astype(np.uint32)
-    return np.repeat(time_of_frame, counts), np.array(places, np.int64), position
+    return times, counts, places, position
 
 
-def read_packed(data: Buffer, offset: int) -> tuple[int, int]:
+def read_packed(data: Buffer, offset: int, base: int = 0) -> tuple[int, int]:
     """A number of 7 bits per byte, low bits first, and where it ends.
+
+    Args:
+        base: what to add to the position in an error.
 
     Raises:
         SourceFormatError: if it has more than 32 bits, or the data ends in it.
@@ -118,7 +144,7 @@ def read_packed(data: Buffer, offset: int) -> tuple[int, int]:
             return value, position + 1
         shift += 7
     raise SourceFormatError(
-        "a packed number has more than 32 bits or is incomplete", position=offset
+        "a packed number has more than 32 bits or is incomplete", position=base + offset
     )
 
 
@@ -133,14 +159,18 @@ def _packed_widths(data: Buffer) -> np.ndarray:
     return width
 
 
-def _packed_at(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Packed numbers at byte positions (uint64, without a check of their size), and their ends."""
+def _packed_at(data: Buffer, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Packed numbers at byte positions (uint32), and where they end."""
+    octets = np.frombuffer(data, np.uint8)
     value = np.zeros(len(position), np.uint64)
     end = position.copy()
     more = np.arange(len(position))
     for shift in range(0, 7 * _MAX_PACKED, 7):
-        byte = data[end[more]]
+        byte = octets[end[more]]
         value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         end[more] += 1
         more = more[byte >= 0x80]
-    return value, end
+    too_long = np.append(more, np.flatnonzero(value >> np.uint64(32)))
+    if len(too_long):
+        read_packed(data, int(position[too_long.min()]))  # raises
+    return value.astype(np.uint32), end

@@ -158,6 +158,30 @@ def test_damage(writer):
             decode_alignment(data)
 
 
+def test_packed_numbers_that_are_too_long(writer):
+    good = writer.weighted([(None, [(0x7FFFFFF, 0.5), (3, 0.25)])])
+    label = writer.packed(0x7FFFFFF)
+    for longer in (b"\x80" * 5 + b"\1", b"\xff" * 4 + b"\x1f"):
+        payload = writer.alignment(good.replace(label, longer))
+        with pytest.raises(SourceFormatError, match=r"byte 36: .* more than 32 bits"):
+            decode_alignment(payload)
+
+
+def test_frames_without_items_do_not_confuse(writer):
+    frames = [(None, [])] * 5000 + [(None, [(3, 0.5)])]
+    payload = writer.alignment(*[writer.weighted(frames), writer.weighted(frames[-1:])] * 2)
+    found = decode_alignment(payload)
+    assert found.time.tolist() == [5000, 0, 5000, 0]
+    assert found.label.tolist() == [3] * 4
+
+
+def test_many_packets_take_time_in_proportion(writer):
+    """Work per packet that grew with the payload would take minutes here."""
+    packet = writer.weighted([(None, [(3, 0.5)])])
+    found = decode_alignment(writer.alignment(*[packet] * 4_000))
+    assert len(found) == 4_000
+
+
 def test_damaged_alphabet(writer):
     def payload(tail):
         return writer.alignment(writer.rle([(0, 5)])[:-16] + tail + bytes(16)).replace(
