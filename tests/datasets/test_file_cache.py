@@ -1,14 +1,17 @@
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
 import time
 
+import numpy as np
 import pytest
 from returnn.util.file_cache import CachedFile as ReturnnCachedFile
 
-from seqshard.datasets import file_cache
+from seqshard.datasets import file_cache, init_dataset
 from seqshard.datasets.file_cache import CachedFile, FileCache, resolve_cached_files
+from seqshard.datasets.writers import SimpleHDFWriter
 from seqshard.io.errors import ConfigError, OutputError, SourceFormatError, SourceNotFoundError
 
 
@@ -256,3 +259,26 @@ def test_a_lease_ends_with_its_last_reference(tmp_path, cache):
     del lease
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(handle)
+
+
+def test_a_dataset_keeps_its_copies(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEQSHARD_FILE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "a.hdf"
+    with SimpleHDFWriter(path, dim=2) as writer:
+        writer.insert_batch(np.ones((1, 3, 2), "float32"), [3], ["seq"])
+    options = {"class": "HDFDataset", "files": [CachedFile(str(path))]}
+    dataset = init_dataset(options)
+    copy = dataset.files[0]
+    assert copy.startswith(str(tmp_path / "cache"))
+    assert isinstance(options["files"][0], CachedFile)
+    cache = FileCache(max_bytes=path.stat().st_size + 100)
+    other = make(tmp_path, "b", b"b" * 200)
+    with pytest.raises(OutputError, match="in use"):
+        cache.get(other)
+    dataset.init_seq_order(epoch=1)
+    array = dataset.get_data(0, "data")
+    del dataset
+    gc.collect()
+    cache.get(other)
+    assert not os.path.exists(copy)
+    assert array.tolist() == [[1, 1]] * 3
