@@ -151,13 +151,13 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
             found=f"source = {table.source!r}",
         )
     if table.source == "sprint-alignment":
-        mapped = table.allophones and (table.state_tying or table.phonemes)
-        if not mapped and table.state_tying is None and table.num_labels is None:
+        tied = table.state_tying is not None or table.phonemes is not None
+        if tied != (table.allophones is not None) or (not tied and table.num_labels is None):
             raise ConfigError(
-                "an alignment needs allophones with state_tying (or phonemes)",
+                "an alignment needs allophones and state_tying (or phonemes)",
                 path,
                 entry=where,
-                hint="For emission ids, state_tying or num_labels alone is enough.",
+                hint="For emission ids, num_labels alone is enough.",
             )
     if table.source != "hdf" and table.key is not None:
         raise ConfigError("key is for hdf sources only", path, entry=where)

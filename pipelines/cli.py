@@ -1,4 +1,4 @@
-"""The command `seqshard`: build, verify, inspect, plan."""
+"""The command `seqshard`: one program for all commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ COMMANDS = {
     "plan": "show what a build would make",
     "verify": "check every hash of a dataset",
     "inspect": "show what is in a dataset",
+    "export-returnn": "print a RETURNN config section for a dataset",
 }
 
 
 def usage() -> str:
     """The text of --help."""
-    lines = [f"  {name:<8} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<14} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         ["usage: seqshard COMMAND [FLAGS]", "", *lines, "", "seqshard COMMAND --help says more."]
     )
@@ -36,5 +37,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"seqshard: error: unknown command {argv[0]!r}\n{usage()}", file=sys.stderr)
         return 2
-    module = import_module(f".{argv[0]}", __package__)
+    module = import_module(f".{argv[0].replace('-', '_')}", __package__)
     return module.main(argv[1:], prog=f"seqshard {argv[0]}")
