@@ -16,17 +16,21 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 LOCAL_RUNNERS = ("direct", "directrunner", "fnapi", "fnapirunner")
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
-# From this size of the sources on, several threads repay their start.
-THREADS_FROM_BYTES = 256 << 20
+# One worker decodes and writes at once already; from these sizes of the sources on, more workers
+# repay their start, which takes about half a second for threads and 15 seconds for processes.
+THREADS_FROM_BYTES = 2 << 30
+PROCESSES_FROM_BYTES = 64 << 30
+# So many threads do not yet wait for Python's lock.
+MAX_THREADS = 8
 
 
 def local_options(beam_args: Sequence[str], num_bytes: int) -> PipelineOptions:
     """Options of a local run.
 
-    Small inputs run in one thread without any start-up; large ones in as many threads as there are
-    processors: copying, hashing, inflating and writing release Python's lock, and worker processes
-    would cost seconds to start. Beam's flags `--direct_num_workers` and `--direct_running_mode`
-    decide where they are given.
+    Small inputs run in one worker without any start-up; large ones on all processors, in threads
+    (copying, hashing, inflating and writing release Python's lock), or in processes where there
+    are many processors and much to do. Beam's flags `--direct_num_workers` and
+    `--direct_running_mode` decide where they are given.
 
     Args:
         beam_args: Beam's flags.
@@ -41,11 +45,17 @@ def local_options(beam_args: Sequence[str], num_bytes: int) -> PipelineOptions:
     if direct.direct_num_workers == 0:
         direct.direct_num_workers = num_processors()
     if "--direct_running_mode" not in given:
-        single = direct.direct_num_workers == 1
-        direct.direct_running_mode = "in_memory" if single else "multi_threading"
+        direct.direct_running_mode = _running_mode(direct.direct_num_workers, num_bytes)
     elif direct.direct_running_mode == "in_memory":
         direct.direct_num_workers = 1
     return options
+
+
+def _running_mode(num_workers: int, num_bytes: int) -> str:
+    if num_workers == 1:
+        return "in_memory"
+    many = num_workers > MAX_THREADS and num_bytes >= PROCESSES_FROM_BYTES
+    return "multi_processing" if many else "multi_threading"
 
 
 @contextlib.contextmanager
