@@ -14,6 +14,7 @@ from .packets import TIMES_BYTES
 
 _MAX_PACKED = 5
 _WINDOW = 1024
+_ONE_ITEM = 2  # head of a frame with one item and no explicit time
 
 
 def decode_weighted(
@@ -66,7 +67,7 @@ def _find_items(
     while True:
         limit = min(position + window, end)
         piece = bytes(data[position : limit + TIMES_BYTES])
-        times, counts, places, stop = _walk_frames(
+        marks, places, stop = _walk_frames(
             piece, limit - position, num_items, weight_bytes, position
         )
         if len(places) == num_items and stop <= limit - position:
@@ -79,50 +80,62 @@ def _find_items(
                 found=f"{len(places)}",
             )
         window *= 4
-    time = np.repeat(np.array(times, np.int64).astype(np.uint32), counts)
-    return time, np.array(places, np.int64) + position, position + stop
+    return _times(marks, num_items), np.array(places, np.int64) + position, position + stop
+
+
+def _times(marks: list[tuple[int, int, int]], num_items: int) -> np.ndarray:
+    """uint32 [items]: every frame that is not marked has one item, one frame later."""
+    first, end, time = np.array(marks, np.int64).T
+    item = np.arange(num_items)
+    mark = np.searchsorted(first, item, side="right") - 1
+    return (time[mark] + np.maximum(item - end[mark] + 1, 0)).astype(np.uint32)
 
 
 def _walk_frames(
     piece: bytes, limit: int, num_items: int, weight_bytes: int, base: int
-) -> tuple[list[int], list[int], list[int], int]:
-    """Times and numbers of items of frames, positions of labels, and where the last item ends.
+) -> tuple[list[tuple[int, int, int]], list[int], int]:
+    """Frames that are marked, positions of all labels, and where the last item ends.
+
+    A mark is a frame's first item, the end of its items, and its time. Frames with one item and
+    no explicit time, which nearly all are, need none.
 
     Args:
         piece: the frames, from the first one on; 16 bytes follow `limit`.
         limit: no frame and no label starts here or later.
         base: position of the piece, for errors.
     """
-    skip = (_packed_widths(piece) + np.uint8(weight_bytes)).tolist()
-    times, counts, places = [], [], []
-    time, left, position = -1, num_items, 0
-    while left > 0 and position < limit:
+    width = _packed_widths(piece) + np.uint8(weight_bytes)
+    is_plain = np.frombuffer(piece, np.uint8) == _ONE_ITEM
+    plain = (is_plain[:-1] * (width[1:] + np.uint8(1))).tolist()
+    skip = width.tolist()
+    places: list[int] = []
+    marks = [(0, 0, -1)]
+    position = 0
+    while len(places) < num_items and position < limit:
+        if step := plain[position]:
+            places.append(position + 1)
+            position += step
+            continue
         start = position
-        head = piece[position]
-        if head < 0x80:
-            position += 1
-        else:
-            head, position = read_packed(piece, position, base)
+        head, position = read_packed(piece, position, base)
+        first, (_, previous, time) = len(places), marks[-1]
+        time += first - previous + 1
         if head & 1:
             time, position = read_packed(piece, position, base)
-        else:
-            time += 1
         count = head >> 1
-        if count > left:
+        if count > num_items - first:
             raise SourceFormatError(
                 "a frame has more items than there are",
                 position=base + start,
-                expected=f"up to {left}",
+                expected=f"up to {num_items - first}",
                 found=str(count),
             )
-        left -= count
-        times.append(time)
-        counts.append(count)
+        marks.append((first, first + count, time))
         while count and position < limit:
             places.append(position)
             position += skip[position]
             count -= 1
-    return times, counts, places, position
+    return marks, places, position
 
 
 def read_packed(data: Buffer, offset: int, base: int = 0) -> tuple[int, int]:
