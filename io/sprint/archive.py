@@ -218,7 +218,8 @@ class Archive(EntryReader):
                 "the archive has no file table: its writer crashed or is still running",
                 self.path,
                 position=HEADER_BYTES - 1,
-                hint="Recover it explicitly, or write it again.",
+                hint="Write it again, or take what is intact: --on_error=skip of a build, recover=True of "
+                "an Archive.",
             )
         return True
 

@@ -114,8 +114,12 @@ def hard_labels(alignment: Alignment, soft: str) -> tuple[np.ndarray, np.ndarray
             "the alignment has several weighted labels per frame",
             hint='Choose soft = "best" to take the label of largest weight.',
         )
-    packet = np.repeat(np.arange(len(alignment.emission)), np.diff(alignment.packet_offset))
-    new_frame = (np.diff(alignment.time, prepend=0) != 0) | (np.diff(packet, prepend=-1) != 0)
+    new_frame = np.ones(len(alignment), bool)
+    new_frame[1:] = alignment.time[1:] != alignment.time[:-1]
+    starts = alignment.packet_offset[:-1]
+    new_frame[starts[starts < len(alignment)]] = True
+    if new_frame.all():
+        return alignment.label, emission
     frame = np.cumsum(new_frame)
     # Stable: among equal weights the first item of a frame stays the first.
     order = np.lexsort((-alignment.weight, frame))

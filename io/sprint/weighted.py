@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import SourceFormatError, UnsupportedPayloadError
-from .mapping import Buffer, gather
+from .mapping import Buffer
 from .packets import TIMES_BYTES
 
 _MAX_PACKED = 5
@@ -47,10 +47,12 @@ def decode_weighted(
         )
     times, label_at, stop = _find_items(data, position, end, num_items, weight_bytes)
     label, weight_at = _packed_at(data, label_at)
-    raw = gather(data, weight_at, weight_bytes)
+    # A view for use here: one weight at every byte position.
+    shape = max(len(data) - weight_bytes + 1, 0)
+    raw = np.ndarray(shape, "<u2" if version == 1 else "<f4", data, 0, strides=(1,))[weight_at]
     with np.errstate(invalid="ignore"):  # a signalling NaN is damage, but no reason to warn
-        weight = raw.view("<u2") / 65535 if version == 1 else raw.view("<f4").astype(np.float64)
-    return times, label.view(np.int32), weight[:, 0], stop
+        weight = raw / 65535 if version == 1 else raw.astype(np.float64)
+    return times, label.view(np.int32), weight, stop
 
 
 def _find_items(
@@ -110,11 +112,12 @@ def _walk_frames(
     skip = width.tolist()
     places: list[int] = []
     marks = [(0, 0, -1)]
-    position = 0
-    while len(places) < num_items and position < limit:
+    position, left = 0, num_items
+    while left > 0 and position < limit:
         if step := plain[position]:
             places.append(position + 1)
             position += step
+            left -= 1
             continue
         start = position
         head, position = read_packed(piece, position, base)
@@ -123,14 +126,15 @@ def _walk_frames(
         if head & 1:
             time, position = read_packed(piece, position, base)
         count = head >> 1
-        if count > num_items - first:
+        if count > left:
             raise SourceFormatError(
                 "a frame has more items than there are",
                 position=base + start,
-                expected=f"up to {num_items - first}",
+                expected=f"up to {left}",
                 found=str(count),
             )
         marks.append((first, first + count, time))
+        left -= count
         while count and position < limit:
             places.append(position)
             position += skip[position]
