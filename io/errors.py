@@ -37,9 +37,12 @@ class SeqshardError(Exception):
         found: str | None = None,
         hint: str | None = None,
     ) -> None:
+        # Plain values: a relayed error travels as JSON, which knows neither paths nor numpy.
+        path = None if path is None else str(path)
+        position = None if position is None else int(position)
         super().__init__(what, path, entry, position, expected, found, hint)
         self.what = what
-        self.path = None if path is None else str(path)
+        self.path = path
         self.entry = entry
         self.position = position
         self.expected = expected
@@ -47,7 +50,15 @@ class SeqshardError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = [self.path] if self.path is not None else []
+        return self._text(self.path)
+
+    @property
+    def reason(self) -> str:
+        """The text without the file, for where that is named already."""
+        return self._text(None)
+
+    def _text(self, path: str | None) -> str:
+        where = [path] if path is not None else []
         if self.entry is not None:
             where.append(f"entry {self.entry!r}")
         if self.position is not None:

@@ -259,7 +259,7 @@ def _drop_damaged(
                 good[row] = False
                 tag = rows.column("tag")[row].as_py()
                 source = job.sources[int(columns["source"][row])].name
-                rejected.append(Rejection(tag, stream, source, str(error)))
+                rejected.append(Rejection(tag, stream, source, error.reason))
     return take(rows, np.flatnonzero(good)), tuple(rejected)
 
 

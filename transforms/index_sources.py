@@ -72,7 +72,7 @@ def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa
     except SeqshardError as error:
         if not skip_damaged:
             raise
-        rejection = Rejection("", file.spec.name, file.name, str(error))
+        rejection = Rejection("", file.spec.name, file.name, error.reason)
         return replace(survey, rejected=(rejection,)), _no_rows()
     if index.damaged and not skip_damaged:
         raise index.damaged[0][1]
@@ -82,7 +82,7 @@ def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa
         num_seqs=len(index.tag) + len(index.damaged),
         fingerprint=index.fingerprint,
         rejected=tuple(
-            Rejection(tag, file.spec.name, file.name, str(error)) for tag, error in index.damaged
+            Rejection(tag, file.spec.name, file.name, error.reason) for tag, error in index.damaged
         ),
     )
     return survey, _source_rows(file.ordinal, index)

@@ -218,8 +218,7 @@ class Archive(EntryReader):
                 "the archive has no file table: its writer crashed or is still running",
                 self.path,
                 position=HEADER_BYTES - 1,
-                hint="Write it again, or take what is intact: --on_error=skip of a build, recover=True of "
-                "an Archive.",
+                hint="Write it again, or take what is intact: --on_error=skip (recover=True).",
             )
         return True
 
