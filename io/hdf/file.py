@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import h5py
 
-from ..errors import SourceFormatError, SourceNotFoundError
+from ..errors import SeqshardError, SourceFormatError, SourceNotFoundError
 
 CHUNK_CACHE_BYTES = 32 << 20
 
@@ -36,27 +39,32 @@ def _open(path: str, locking: bool | None) -> h5py.File:
         raise
 
 
+@contextlib.contextmanager
+def damage_errors(path: str, entry: str | None = None) -> Iterator[None]:
+    """Turns what h5py raises over a damaged file, which is nearly anything, into a typed error.
+
+    Raises:
+        SourceFormatError: naming the file and the entry.
+    """
+    try:
+        yield
+    except SeqshardError:
+        raise
+    except (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
+        text = error.args[0] if error.args else type(error).__name__
+        raise SourceFormatError(f"this HDF file is damaged: {text}", path, entry) from error
+
+
 def get_dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
     """The dataset of that name, or None if it is absent.
 
     Raises:
-        SourceFormatError: if a link on the way leaves the file, or the data are stored outside.
+        SourceFormatError: if a link on the way leaves the file, if the data are stored outside, or
+            if it is no dataset.
     """
-    parts = name.split("/")
-    for depth in range(len(parts)):
-        prefix = "/".join(parts[: depth + 1])
-        link = file.get(prefix, getlink=True)
-        if link is None:
-            return None
-        if not isinstance(link, h5py.HardLink):
-            raise SourceFormatError(
-                "links that may leave the file are refused",
-                file.filename,
-                entry=prefix,
-                found=type(link).__name__,
-                hint="Store the data in the file itself.",
-            )
-    found = file[name]
+    found = _get(file, name)
+    if found is None:
+        return None
     if not isinstance(found, h5py.Dataset):
         raise SourceFormatError(
             "this is not a dataset", file.filename, entry=name, found=type(found).__name__
@@ -69,3 +77,37 @@ def get_dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
             hint="Store the data in the file itself.",
         )
     return found
+
+
+def get_group(file: h5py.File, name: str) -> h5py.Group | None:
+    """The group of that name, or None if it is absent.
+
+    Raises:
+        SourceFormatError: if a link on the way leaves the file, or if it is no group.
+    """
+    found = _get(file, name)
+    if found is not None and not isinstance(found, h5py.Group):
+        raise SourceFormatError(
+            "this is not a group", file.filename, entry=name, found=type(found).__name__
+        )
+    return found
+
+
+def _get(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | h5py.Datatype | None:
+    parts = name.split("/")
+    for depth in range(len(parts)):
+        prefix = "/".join(parts[: depth + 1])
+        if depth and not isinstance(file["/".join(parts[:depth])], h5py.Group):
+            return None
+        link = file.get(prefix, getlink=True)
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise SourceFormatError(
+                "links that may leave the file are refused",
+                file.filename,
+                entry=prefix,
+                found=type(link).__name__,
+                hint="Store the data in the file itself.",
+            )
+    return file[name]

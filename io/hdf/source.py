@@ -6,9 +6,9 @@ RETURNN's `HDFDataset`.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
@@ -17,7 +17,13 @@ import xxhash
 
 from ..errors import MissingSequenceError, SourceFormatError, UnsupportedPayloadError
 from ..records import SourceIndex, StreamFormat
-from .file import get_dataset, open_file
+from .file import damage_errors, get_dataset, get_group, open_file
+
+# Numbers of at most 8 bytes (16 for complex ones) and fixed-length bytes: wider floats differ from
+# machine to machine.
+_STORABLE_KINDS = {"i": 8, "u": 8, "f": 8, "b": 1, "c": 16}
+# No filter shrinks real data further; a header that claims more would only exhaust the memory.
+_MAX_EXPANSION = 1 << 16
 
 
 class HdfSource:
@@ -33,9 +39,11 @@ class HdfSource:
         self.key = key
         self._file = open_file(path)
         try:
-            self._name = self._find_dataset()
-            self._dataset = self._require(self._name)
-            self._frames = _map_contiguous(path, self._dataset)
+            with damage_errors(path):
+                self._name = self._find_dataset()
+                self._dataset = self._require(self._name)
+                self._check_payload()
+                self._frames = _map_contiguous(path, self._dataset)
         except BaseException:
             self._file.close()
             raise
@@ -54,9 +62,10 @@ class HdfSource:
 
     def index(self) -> SourceIndex:
         """See `Source.index`. Sequences follow one another in the file without gaps."""
-        tag = self._read_tags()
-        length = self._read_lengths(len(tag))
-        frame_format = self._read_format()
+        with damage_errors(self.path):
+            tag = self._read_strings("seqTags", "sequence tag")
+            length = self._read_lengths(len(tag))
+            frame_format = self._read_format()
         position = np.zeros(len(length), np.int64)
         np.cumsum(length[:-1], out=position[1:])
         if int(length.sum()) != self._dataset.shape[0]:
@@ -97,7 +106,7 @@ class HdfSource:
         for first, last, target in zip(begin.tolist(), end.tolist(), to.tolist(), strict=True):
             if last > total:
                 raise SourceFormatError(
-                    "the data end before this sequence", self.path, self._name, first
+                    "the data end before this sequence", self.path, f"{self._name}, frame {first}"
                 )
             if self._frames is not None:
                 out[target : target + last - first] = self._frames[first:last]
@@ -105,12 +114,8 @@ class HdfSource:
                 self._read_chunked(first, last, out[target : target + last - first])
 
     def _read_chunked(self, first: int, last: int, out: np.ndarray) -> None:
-        try:
+        with damage_errors(self.path, f"{self._name}, frame {first}"):
             self._dataset.read_direct(out, np.s_[first:last])
-        except OSError as error:
-            raise SourceFormatError(
-                f"the data cannot be read: {error}", self.path, self._name, first
-            ) from error
 
     def _find_dataset(self) -> str:
         if self.key == "data" and get_dataset(self._file, "inputs") is not None:
@@ -119,7 +124,7 @@ class HdfSource:
         if get_dataset(self._file, name) is not None:
             return name
         keys = ["data"] if "inputs" in self._file else []
-        keys += sorted(self._file.get("targets/data", {}))
+        keys += sorted(get_group(self._file, "targets/data") or {})
         raise MissingSequenceError(
             f"there is no data key {self.key!r} in this HDF file",
             self.path,
@@ -134,47 +139,81 @@ class HdfSource:
             raise SourceFormatError(
                 "this is not an HDF file in RETURNN's layout", self.path, expected=f"dataset {name}"
             )
-        if name not in ("seqTags", "labels") and found.dtype.kind not in "iufbcS":
+        return found
+
+    def _check_payload(self) -> None:
+        """The data must be frames of a type that shards can hold, and really be in the file."""
+        dataset, dtype = self._dataset, self._dataset.dtype
+        if dtype.kind != "S" and dtype.itemsize > _STORABLE_KINDS.get(dtype.kind, 0):
             raise UnsupportedPayloadError(
                 "elements of this type cannot be stored in shards",
                 self.path,
-                entry=name,
-                expected="numbers or fixed-length bytes",
-                found=str(found.dtype),
+                entry=self._name,
+                expected="numbers of up to 64 bits, or fixed-length bytes",
+                found=str(dtype),
             )
-        return found
+        if not dataset.shape:
+            raise SourceFormatError(
+                "the data have no time axis", self.path, self._name, found=f"shape {dataset.shape}"
+            )
+        claimed, stored = dataset.size * dtype.itemsize, dataset.id.get_storage_size()
+        if claimed and claimed // _MAX_EXPANSION >= stored:
+            raise SourceFormatError(
+                "the file holds less data than it claims",
+                self.path,
+                entry=self._name,
+                expected=f"{claimed} bytes",
+                found=f"{stored} bytes stored",
+            )
 
-    def _read_tags(self) -> pa.StringArray:
-        values = self._require("seqTags")[...]
+    def _read_strings(self, name: str, what: str) -> pa.StringArray:
+        """A list of strings, each up to its first NUL byte as in RETURNN."""
+        dataset = self._require(name)
+        if h5py.check_string_dtype(dataset.dtype) is None or len(dataset.shape or ()) != 1:
+            raise SourceFormatError(
+                f"{name} must be a list of strings",
+                self.path,
+                entry=name,
+                found=f"{dataset.dtype}, shape {dataset.shape}",
+            )
+        values = dataset[...]
         if values.dtype.kind == "O":
             values = [value.partition(b"\0")[0] for value in values.tolist()]
         try:
             return pa.array(values, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
             raise SourceFormatError(
-                "a sequence tag is not UTF-8", self.path, entry="seqTags", found=str(error)
+                f"a {what} is not UTF-8", self.path, entry=name, found=str(error)
             ) from error
 
     def _read_lengths(self, num_tags: int) -> np.ndarray:
-        values = self._require("seqLengths")[...]
-        if len(values) != num_tags or values.ndim > 2:
+        table = self._require("seqLengths")
+        if table.dtype.kind not in "iuf" or len(table.shape) not in (1, 2):
+            raise SourceFormatError(
+                "seqLengths must be a table of numbers",
+                self.path,
+                entry="seqLengths",
+                found=f"{table.dtype}, shape {table.shape}",
+            )
+        if len(table) != num_tags:
             raise SourceFormatError(
                 "seqLengths and seqTags do not fit together",
                 self.path,
                 entry="seqLengths",
                 expected=f"{num_tags} rows",
-                found=f"shape {values.shape}",
+                found=f"shape {table.shape}",
             )
+        values = table[...]
         column = values if values.ndim == 1 else values[:, self._length_column(values.shape[1])]
         with np.errstate(invalid="ignore"):
             length = column.astype(np.int64)
-        bad = np.flatnonzero((length != column) | (length < 0))
+        bad = np.flatnonzero((length != column) | (length < 0) | (length > len(self._dataset)))
         if len(bad):
             raise SourceFormatError(
                 "a sequence length is not a count of frames",
                 self.path,
                 entry=f"seqLengths, row {bad[0]}",
-                expected="a whole number of 0 or more",
+                expected=f"a whole number from 0 to the {len(self._dataset)} frames of the data",
                 found=str(column[bad[0]]),
             )
         return length
@@ -183,9 +222,7 @@ class HdfSource:
         first_target = int("inputs" in self._file)
         if self._name == "inputs":
             return 0
-        keys = set(self._file["targets/data"])
-        if "targets/size" in self._file:
-            keys |= set(self._file["targets/size"].attrs)
+        keys = set(get_group(self._file, "targets/data") or {}) | set(self._target_sizes())
         column = first_target + sorted(keys).index(self.key)
         if column >= num_columns:
             raise SourceFormatError(
@@ -197,20 +234,24 @@ class HdfSource:
             )
         return column
 
+    def _target_sizes(self) -> Mapping[str, Any]:
+        group = get_group(self._file, "targets/size")
+        return {} if group is None else group.attrs
+
     def _read_format(self) -> StreamFormat:
         dtype, shape = self._dataset.dtype, self._dataset.shape[1:]
         native = dtype.newbyteorder("=")
         sparse = "int" in native.name and not shape
-        dim, ndim = (int(shape[0]) if shape else 1), 1 + len(shape)
+        dim, ndim = (int(shape[-1]) if shape else 1), 1 + len(shape)
         if self._name == "inputs":
-            if not shape and "inputPattSize" in self._file.attrs:
-                dim = int(self._file.attrs["inputPattSize"])
-        else:
-            size = self._file["targets/size"].attrs if "targets/size" in self._file else {}
-            dim = int(shape[-1]) if shape else 1
-            if self.key in size:
-                values = np.atleast_1d(size[self.key])
-                dim, ndim = int(values[0]), int(values[1]) if len(values) > 1 else ndim
+            if shape:
+                dim = int(shape[0])
+            elif "inputPattSize" in self._file.attrs:
+                dim = self._whole_numbers(self._file.attrs["inputPattSize"], "inputPattSize")[0]
+        elif self.key in self._target_sizes():
+            entry = f"targets/size, attribute {self.key}"
+            numbers = self._whole_numbers(self._target_sizes()[self.key], entry)
+            dim, ndim = numbers if len(numbers) == 2 else (numbers[0], ndim)
         return StreamFormat(
             dtype=native.str if native.kind == "S" else native.name,
             dim=dim,
@@ -220,15 +261,24 @@ class HdfSource:
             shape=tuple(map(int, shape)),
         )
 
+    def _whole_numbers(self, value: Any, entry: str) -> list[int]:
+        """One or two numbers of an attribute."""
+        numbers = np.atleast_1d(value)
+        if numbers.dtype.kind not in "iu" or numbers.shape not in ((1,), (2,)) or numbers.min() < 0:
+            raise SourceFormatError(
+                "this attribute must be one or two whole numbers",
+                self.path,
+                entry=entry,
+                found=repr(value),
+            )
+        return numbers.tolist()
+
     def _read_labels(self) -> tuple[str, ...] | None:
         name = "labels" if self._name == "inputs" else f"targets/labels/{self.key}"
         dataset = get_dataset(self._file, name)
         if dataset is None or not dataset.size:
             return None
-        values = dataset[...].tolist()
-        with contextlib.suppress(UnicodeDecodeError):
-            return tuple(value.partition(b"\0")[0].decode("utf-8") for value in values)
-        raise SourceFormatError("a label is not UTF-8", self.path, entry=name)
+        return tuple(self._read_strings(name, "label").to_pylist())
 
 
 def _map_contiguous(path: str, dataset: h5py.Dataset) -> np.ndarray | None:
