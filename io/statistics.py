@@ -14,6 +14,8 @@ from .records import StreamFormat
 
 _WIDE_ROW = 2048
 _TILE_ROWS = 16
+# More classes than this are hashes or offsets, and a list of their counts helps nobody.
+MAX_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class StreamStatistics:
         num_frames: how many frames were counted.
         total, squares: float64 [dim], sums of the values and of their squares; None for class
             indices and for element types without a mean.
-        counts: int64 [dim], occurrences of each class; None for dense streams.
+        counts: int64 [dim], occurrences of each class; None for dense streams, and for more than
+            MAX_CLASSES classes.
         out_of_range: class indices outside 0 .. dim - 1.
     """
 
@@ -51,7 +54,8 @@ class StreamStatistics:
         if self.total is None or self.squares is None or not self.num_frames:
             return {}
         mean = self.total / self.num_frames
-        variance = np.maximum(self.squares / self.num_frames - mean * mean, 0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            variance = np.maximum(self.squares / self.num_frames - mean * mean, 0)
         return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
 
 
@@ -122,7 +126,7 @@ def measure(stream: StreamFormat, frames: np.ndarray) -> StreamStatistics:
     """
     empty = StreamStatistics(num_frames=len(frames))
     if stream.sparse:
-        return _count(stream, frames)
+        return _count(stream, frames) if stream.dim <= MAX_CLASSES else empty
     if frames.dtype.kind not in "fiub" or not stream.shape:
         return empty
     total, squares = _column_sums(frames.reshape(len(frames), -1))
@@ -133,7 +137,7 @@ def _count(stream: StreamFormat, frames: np.ndarray) -> StreamStatistics:
     inside = frames
     if len(frames) and (int(frames.min()) < 0 or int(frames.max()) >= stream.dim):
         inside = frames[(frames >= 0) & (frames < stream.dim)]
-    counts = np.bincount(inside, minlength=stream.dim)
+    counts = np.bincount(inside.astype(np.int64, copy=False), minlength=stream.dim)
     return StreamStatistics(len(frames), counts=counts, out_of_range=len(frames) - len(inside))
 
 
