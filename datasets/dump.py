@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -27,7 +28,8 @@ class HDFDatasetWriter:
     """Copies a dataset to a file that `HDFDataset` reads.
 
     The file appears with `close`, complete, and replaces one of that name. After an exception,
-    also one inside `with`, it does not appear.
+    also one inside `with`, it does not appear. Until then an empty file holds the name if it was
+    free: callers of RETURNN's writer expect one, and no reader takes it for a dataset.
 
     Attributes:
         filename: the final name.
@@ -41,7 +43,9 @@ class HDFDatasetWriter:
         """
         self.filename = os.fspath(filename)
         self._file: StreamFile | None = None
+        self._holds_name = False
         self._file = StreamFile(self.filename)
+        self._holds_name = _hold_name(self.filename)
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +62,10 @@ class HDFDatasetWriter:
             self._discard()
 
     def __del__(self) -> None:
-        self._discard()
+        # A writer that nobody closed leaves the empty file as a trace.
+        file = getattr(self, "_file", None)
+        if file is not None:
+            file.discard()
 
     @property
     def file(self) -> h5py.File:
@@ -127,6 +134,24 @@ class HDFDatasetWriter:
         file, self._file = getattr(self, "_file", None), None
         if file is not None:
             file.discard()
+            if self._holds_name:
+                _release_name(self.filename)
+
+
+def _hold_name(path: str) -> bool:
+    """Creates an empty file if there is none; whether it did."""
+    try:
+        with open(path, "xb"):
+            return True
+    except FileExistsError:
+        return False
+
+
+def _release_name(path: str) -> None:
+    """Removes a file that is still empty."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.getsize(path) == 0:
+            os.unlink(path)
 
 
 def stream_names(dataset: Any) -> dict[str, str]:

@@ -276,3 +276,14 @@ def test_order_of_length_columns_follows_the_names_in_the_file(tmp_path):
         row["d"] = row["d"][:1]
     seen = dump_to(tmp_path / "a.hdf", HDFDatasetWriter, dataset)
     assert seen["lengths"][2] == {"classes": 4, "d": 1}
+
+
+def test_the_name_is_held_by_an_empty_file_until_close(tmp_path):
+    path = tmp_path / "a.hdf"
+    writer = HDFDatasetWriter(path)
+    assert path.read_bytes() == b""
+    writer._discard()
+    assert not path.exists()
+    path.write_bytes(b"old")
+    HDFDatasetWriter(path)._discard()
+    assert path.read_bytes() == b"old"
