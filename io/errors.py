@@ -139,3 +139,7 @@ class ManifestVersionError(ManifestError):
 
 class StaleStateError(SeqshardError, ValueError):
     """A saved reader state belongs to another dataset or to other options."""
+
+
+class TrainerError(SeqshardError):
+    """A RASR process that sends sequences died, hangs, or does not keep to the protocol."""
