@@ -55,11 +55,11 @@ def join_streams(
         ordering: decides the sort keys.
     """
     streams = _by_stream(batches, corpus)
-    tags, place, count = _match_tags(streams, corpus)
+    tags, codes, place, count = _match_tags(streams)
     good = np.ones(len(tags), bool)
     rejected = _filter_segments(tags, place, good, streams, corpus)
     _drop_damaged(place, good, streams)
-    problems = _find_problems(tags, place, count, good, streams, corpus)
+    problems = _find_problems(tags, codes, place, count, good, streams, corpus)
     rejected += _filter_lengths(tags, place, good, streams, corpus)
     rows = _joined_rows(tags, place, np.flatnonzero(good), streams, corpus, frame_bytes, ordering)
     return JoinResult(rows, tuple(rejected), tuple(problems))
@@ -83,22 +83,22 @@ def _by_stream(batches: Iterable[pa.RecordBatch], corpus: Corpus) -> list[pa.Rec
 
 
 def _match_tags(
-    streams: Sequence[pa.RecordBatch | None], corpus: Corpus
-) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
-    """All distinct tags; for [stream, tag] a row of that tag (or -1) and how many there are."""
+    streams: Sequence[pa.RecordBatch | None],
+) -> tuple[pa.StringArray, list[np.ndarray], np.ndarray, np.ndarray]:
+    """All distinct tags; for every stream the tag number of its rows; and for [stream, tag] the
+    first row of that tag (or -1) and how many there are.
+    """
     arrays = [pa.array([], pa.string()) if s is None else s.column("tag") for s in streams]
     encoded = pa.concat_arrays(arrays).dictionary_encode()
-    codes = np.frombuffer(encoded.indices.buffers()[1] or b"", np.int32)[: len(encoded)]
+    numbers = np.frombuffer(encoded.indices.buffers()[1] or b"", np.int32)[: len(encoded)]
+    codes = np.split(numbers, np.cumsum([len(array) for array in arrays])[:-1])
     tags = encoded.dictionary
     place = np.full((len(streams), len(tags)), -1, np.int64)
     count = np.zeros((len(streams), len(tags)), np.int64)
-    first = 0
-    for i, array in enumerate(arrays):
-        code = codes[first : first + len(array)]
-        first += len(array)
-        place[i, code[::-1]] = np.arange(len(array) - 1, -1, -1)
+    for i, code in enumerate(codes):
+        place[i, code[::-1]] = np.arange(len(code) - 1, -1, -1)
         count[i] = np.bincount(code, minlength=len(tags))
-    return tags, place, count
+    return tags, codes, place, count
 
 
 def _filter_segments(
@@ -133,6 +133,7 @@ def _drop_damaged(
 
 def _find_problems(
     tags: pa.StringArray,
+    codes: Sequence[np.ndarray],
     place: np.ndarray,
     count: np.ndarray,
     good: np.ndarray,
@@ -141,12 +142,15 @@ def _find_problems(
 ) -> list[Rejection]:
     problems = []
     bad = np.flatnonzero(good & (count != 1).any(axis=0))
+    files = [
+        _files_of(np.intersect1d(bad, np.flatnonzero(count[i] > 1)), codes[i], rows, corpus)
+        for i, rows in enumerate(streams)
+    ]
     for i in bad.tolist():
         wrong = int(np.flatnonzero(count[:, i] != 1)[0])
         if count[wrong, i]:
-            files = _files_of(tags[i].as_py(), streams[wrong], corpus)
-            reason = f"{count[wrong, i]} times in this stream: {', '.join(files)}"
-            source = files[0]
+            source = files[wrong][i][0]
+            reason = f"{count[wrong, i]} times in this stream: {', '.join(files[wrong][i])}"
         else:
             other = int(np.flatnonzero(count[:, i])[0])
             source = _source_name(streams[other], int(place[other, i]), corpus)
@@ -158,10 +162,17 @@ def _find_problems(
     return problems
 
 
-def _files_of(tag: str, rows: pa.RecordBatch | None, corpus: Corpus) -> list[str]:
-    assert rows is not None
-    chosen = np.flatnonzero(np.array(rows.column("tag").to_pylist(), object) == tag)
-    return [corpus.sources[i].name for i in column(rows, "source")[chosen].tolist()]
+def _files_of(
+    wanted: np.ndarray, codes: np.ndarray, rows: pa.RecordBatch | None, corpus: Corpus
+) -> dict[int, list[str]]:
+    """The source files of all rows of the tags whose numbers are wanted."""
+    found: dict[int, list[str]] = {}
+    if rows is not None and len(wanted):
+        chosen = np.flatnonzero(np.isin(codes, wanted))
+        ordinals = column(rows, "source")[chosen].tolist()
+        for code, ordinal in zip(codes[chosen].tolist(), ordinals, strict=True):
+            found.setdefault(code, []).append(corpus.sources[ordinal].name)
+    return found
 
 
 def _source_name(rows: pa.RecordBatch | None, row: int, corpus: Corpus) -> str:
