@@ -17,6 +17,7 @@ from ..io.errors import ConfigError
 ORDERS = ("default", "reverse", "random", "sorted", "sorted_reverse")
 _ROW_BITS = 40
 _FRACTION_BITS = 6
+_MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def parse_ordering(text: str) -> SeqOrdering:
         ConfigError: if it is none.
     """
     kind, colon, seed = text.partition(":")
-    if kind not in ORDERS or (colon and (kind != "random" or not seed.isdecimal())):
+    valid = kind == "random" and seed.isdecimal() and int(seed) <= _MAX_SEED
+    if kind not in ORDERS or (colon and not valid):
         raise ConfigError(
             "unknown order of sequences",
             entry="--seq_ordering",
