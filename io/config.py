@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import xxhash
@@ -17,6 +17,7 @@ from .records import StreamSpec
 
 SourceKind = Literal["sprint-features", "sprint-alignment", "hdf"]
 WILDCARDS = frozenset("*?[")
+RESERVED_NAMES = ("inputs", "length")
 
 
 class StreamTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -134,9 +135,10 @@ def _parse(path: str, data: bytes) -> ConfigFile:
 
 def _check_stream(path: str, name: str, table: StreamTable) -> None:
     where = f"streams.{name}"
-    if not name or set(name) & set("/.\0") or name == "inputs":
+    if not name or set(name) & set("/.\0") or name in RESERVED_NAMES:
         raise ConfigError(
-            "a stream's name becomes an HDF name and a column: no '/', '.', not 'inputs'",
+            "a stream's name becomes an HDF name and a key of the statistics: no '/', no '.', "
+            "not 'inputs' or 'length'",
             path,
             entry=where,
         )
@@ -159,6 +161,10 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
                 entry=where,
                 hint="For emission ids, num_labels alone is enough.",
             )
+    if table.num_labels is not None and table.num_labels < 1:
+        raise ConfigError(
+            "num_labels must be 1 or more", path, entry=where, found=str(table.num_labels)
+        )
     if table.source != "hdf" and table.key is not None:
         raise ConfigError("key is for hdf sources only", path, entry=where)
 
@@ -171,7 +177,7 @@ def _resolve(config: ConfigFile, path: str, folder: str) -> Corpus:
         for file in _resolve_files(table, f"streams.{name}", path, folder):
             if (name, file) not in ordinals:
                 ordinals[name, file] = len(sources)
-                sources.append(SourceFile(len(sources), spec, file, _display(file, folder)))
+                sources.append(SourceFile(len(sources), spec, file, storage.relative(file, folder)))
     limits = config.sequences
     segments = None if limits.segments is None else storage.join(folder, limits.segments)
     for extra in filter(None, [segments, *(f for s in streams for f in _label_files(s))]):
@@ -215,6 +221,10 @@ def _resolve_files(table: StreamTable, where: str, path: str, folder: str) -> It
         if not found:
             kind = "this glob matches no file" if WILDCARDS & set(pattern) else "no such file"
             raise SourceNotFoundError(kind, full, hint=f"It is named in {where}.files of {path}.")
+        if found == [full] and storage.is_folder(full):
+            raise SourceNotFoundError(
+                "this is a folder", full, hint=f"Name its files in {where}.files of {path}."
+            )
         for file in found:
             if file.endswith(".bundle") and table.source.startswith("sprint"):
                 from .sprint.bundle import read_bundle
@@ -224,13 +234,6 @@ def _resolve_files(table: StreamTable, where: str, path: str, folder: str) -> It
                 yield file
 
 
-def _display(file: str, folder: str) -> str:
-    if storage.is_url(file):
-        return file
-    relative = os.path.relpath(file, folder)
-    return file if relative.startswith("..") and os.path.isabs(file) else relative
-
-
 def _label_files(spec: StreamSpec) -> list[str]:
     return [f for f in (spec.allophones, spec.state_tying, spec.phonemes) if f is not None]
 
@@ -238,12 +241,17 @@ def _label_files(spec: StreamSpec) -> list[str]:
 def _digest(
     config: ConfigFile, streams: list[StreamSpec], sources: list[SourceFile], segments: str | None
 ) -> str:
-    """Hash of the meaning of a configuration: paths as displayed, label files by content."""
+    """Hash of the meaning of a configuration.
+
+    Sources count by their names as the manifest shows them, label files and the segment list by
+    their content.
+    """
     hasher = xxhash.xxh3_128()
-    tables = {
-        name: msgspec.structs.replace(table, files=[]) for name, table in config.streams.items()
-    }
-    hasher.update(msgspec.json.encode([list(tables.items()), config.sequences]))
+    tables = [
+        (name, _without_paths(table, "allophones", "state_tying", "phonemes"))
+        for name, table in config.streams.items()
+    ]
+    hasher.update(msgspec.json.encode([tables, _without_paths(config.sequences, "segments")]))
     hasher.update(msgspec.json.encode([(s.spec.name, s.name) for s in sources]))
     extra = [file for spec in streams for file in _label_files(spec)]
     for file in [*extra, *([segments] if segments else [])]:
@@ -251,3 +259,10 @@ def _digest(
         hasher.update(len(content).to_bytes(8, "little"))
         hasher.update(content)
     return hasher.hexdigest()
+
+
+def _without_paths(table: StreamTable | SequencesTable, *options: str) -> dict[str, Any]:
+    """The table without `files`; of options that name a file, only whether they are set."""
+    values = msgspec.structs.asdict(table)
+    values.pop("files", None)
+    return values | {option: values[option] is not None for option in options}

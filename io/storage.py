@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import OutputError, OutputFolderError, SourceNotFoundError
+from .errors import ConfigError, OutputError, OutputFolderError, SourceNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,12 @@ def is_url(path: str) -> bool:
 def _remote(path: str) -> tuple[Any, str]:
     import fsspec
 
-    return fsspec.core.url_to_fs(path)
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            f"this URL cannot be opened: {error}", path, hint="Check it, or install its protocol."
+        ) from error
 
 
 def join(folder: str, name: str) -> str:
@@ -71,9 +76,25 @@ def stamp(path: str) -> Stamp:
 def glob(pattern: str) -> list[str]:
     """All files that match, sorted. A pattern without wildcards matches itself if it exists."""
     if not is_url(pattern):
-        return sorted(_glob.glob(pattern, recursive=True))
+        found = _glob.glob(pattern, recursive=True)
+        return sorted(path for path in found if not os.path.isdir(path))
     fs, inner = _remote(pattern)
-    return sorted(fs.unstrip_protocol(name) for name in fs.glob(inner))
+    found = fs.glob(inner, detail=True)
+    return sorted(fs.unstrip_protocol(name) for name in found if found[name]["type"] == "file")
+
+
+def relative(path: str, folder: str) -> str:
+    """The path seen from a folder, if it was given relative to it or lies in it; else as it is."""
+    if is_url(path) != is_url(folder):
+        return path
+    if is_url(path):
+        (fs, inner), (_, base) = _remote(path), _remote(folder)
+        base = f"{base.rstrip('/')}/"
+        inside = fs.unstrip_protocol(inner).startswith(fs.unstrip_protocol(base))
+        return inner.removeprefix(base) if inside else path
+    bases = (os.path.join(base, "") for base in (folder, os.path.abspath(folder)))
+    outside = os.path.isabs(path) and not path.startswith(tuple(bases))
+    return path if outside else os.path.relpath(path, folder)
 
 
 def exists(path: str) -> bool:
@@ -82,6 +103,14 @@ def exists(path: str) -> bool:
         return os.path.exists(path)
     fs, inner = _remote(path)
     return bool(fs.exists(inner))
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder stands there."""
+    if not is_url(path):
+        return os.path.isdir(path)
+    fs, inner = _remote(path)
+    return bool(fs.isdir(inner))
 
 
 def list_names(folder: str) -> list[str]:
