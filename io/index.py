@@ -132,6 +132,9 @@ class IndexFile:
 
 def _find_in_buffer(start: np.ndarray, data: bytes, wanted: bytes) -> int:
     """The row whose text is `wanted` among texts that lie behind one another; -1 if none."""
+    if not wanted:
+        empty = np.flatnonzero(start[1:] == start[:-1])
+        return int(empty[0]) if len(empty) else -1
     at = data.find(wanted, start[0], start[-1])
     while at >= 0:
         row = int(np.searchsorted(start, at, side="right")) - 1

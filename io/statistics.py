@@ -6,6 +6,7 @@ in order, never by a BLAS whose kernels differ. Results of shards are merged in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -129,7 +130,7 @@ def measure(stream: StreamFormat, frames: np.ndarray) -> StreamStatistics:
         return _count(stream, frames) if stream.dim <= MAX_CLASSES else empty
     if frames.dtype.kind not in "fiub" or not stream.shape:
         return empty
-    total, squares = _column_sums(frames.reshape(len(frames), -1))
+    total, squares = _column_sums(frames.reshape(len(frames), math.prod(stream.shape)))
     return replace(empty, total=total, squares=squares)
 
 
