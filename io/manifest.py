@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from . import storage
 from .errors import ManifestError, ManifestVersionError
@@ -126,7 +127,7 @@ def load_manifest(path: str) -> Manifest:
                 hint="Update seqshard.",
             )
         manifest = msgspec.convert(head, Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"the manifest is malformed: {error}", path) from error
     _check(manifest, path)
     return manifest
@@ -153,6 +154,8 @@ def _check(manifest: Manifest, path: str) -> None:
                 found=repr(name),
                 hint="Do not use this dataset unless you know where it comes from.",
             )
+    for name, stream in manifest.streams.items():
+        _check_stream(name, stream, path)
     for shard in manifest.shards:
         _check_shard(manifest, shard, path)
     totals = {
@@ -167,6 +170,19 @@ def _check(manifest: Manifest, path: str) -> None:
                 expected=str(stated),
                 found=str(found),
             )
+
+
+def _check_stream(name: str, stream: StreamFormat, path: str) -> None:
+    try:
+        kind = np.dtype(stream.dtype).kind
+    except (TypeError, ValueError):
+        kind = "none"
+    if kind not in "iufbcS" or min(stream.shape, default=0) < 0:
+        raise ManifestError(
+            f"the format of stream {name!r} is none that can be read",
+            path,
+            found=f"dtype {stream.dtype!r}, shape {stream.shape}",
+        )
 
 
 def _check_shard(manifest: Manifest, shard: ShardInfo, path: str) -> None:

@@ -15,6 +15,7 @@ from .columns import column, encode_tags
 from .errors import ManifestError, SeqshardError, ShardIntegrityError
 from .hdf.file import get_dataset, open_file
 from .hdf.layout import INPUT_STREAM, column_order, dataset_name
+from .hdf.source import HdfSource
 from .index import IndexFile
 from .manifest import FileInfo, Manifest, ShardInfo, folder_of, load_manifest
 from .receipts import Rejection, decode_receipt, hash_file
@@ -36,8 +37,15 @@ def verify_dataset(path: str, num_workers: int = 2) -> tuple[Manifest, list[Seqs
     manifest = load_manifest(path)
     folder = folder_of(path)
     problems: list[SeqshardError] = []
-    problems += _check_file(folder, manifest.index)
+    problems += _check_totals(folder, manifest)
     problems += _check_rejected(folder, manifest)
+    damaged_index = list(_check_file(folder, manifest.index))
+    if damaged_index:
+        # What a damaged index says of the shards is worth nothing.
+        for shard in manifest.shards:
+            path = storage.join(folder, shard.path)
+            problems += _check_bytes(path, shard.file_bytes, shard.xxh3_128)
+        return manifest, damaged_index + problems
     index_path = storage.join(folder, manifest.index.path)
     try:
         with storage.local_copy(index_path) as local:
@@ -79,6 +87,18 @@ def _check_shards(
     found = msgspec.to_builtins(summary | {"length": lengths.summary()})
     if msgspec.json.encode(found) != msgspec.json.encode(manifest.statistics):
         yield ManifestError("the statistics are not those of the data", folder)
+
+
+def _check_totals(folder: str, manifest: Manifest) -> Iterator[SeqshardError]:
+    for name in manifest.streams:
+        expected = sum(shard.num_frames[name] for shard in manifest.shards)
+        if manifest.num_frames.get(name) != expected:
+            yield ManifestError(
+                f"num_frames of stream {name!r} is not the sum over the shards",
+                folder,
+                expected=str(expected),
+                found=str(manifest.num_frames.get(name)),
+            )
 
 
 def _check_file(folder: str, info: FileInfo) -> Iterator[SeqshardError]:
@@ -129,19 +149,21 @@ def _check_shard(
 ) -> tuple[list[SeqshardError], dict[str, StreamStatistics]]:
     info = manifest.shards[shard]
     path = storage.join(folder, info.path)
-    problems = list(_check_bytes(path, info.file_bytes, info.xxh3_128))
-    if problems and not storage.exists(path):
-        return problems, {}
+    damage = list(_check_bytes(path, info.file_bytes, info.xxh3_128))
+    if damage and not storage.exists(path):
+        return damage, {}
+    problems = list(damage)
     rows = index.batch(shard)
     problems += _check_index_rows(index, manifest, shard, rows)
     if decode_receipt(index.metadata(shard)).info != info:
         problems.append(ManifestError("index and manifest differ", index.path, info.path))
     with storage.local_copy(path) as local:
-        problems += _check_structure(local, manifest, info, rows)
+        if not damage:
+            problems += _check_structure(local, manifest, info, rows)
         statistics = {}
         for name in manifest.streams:
-            damage, statistics[name] = _check_payload(local, manifest, info, rows, name)
-            problems += damage
+            spoilt, statistics[name] = _check_payload(local, manifest, info, rows, name)
+            problems += spoilt
     return problems, statistics
 
 
@@ -189,8 +211,6 @@ def _check_structure(
             place = (dataset.shape, int(dataset.id.get_offset() or 0))
             if place != (array.shape, array.offset):
                 yield problem(f"the array of stream {name!r} is not where the manifest says")
-            if dataset.dtype != np.dtype(manifest.streams[name].dtype):
-                yield problem(f"stream {name!r} has another element type than the manifest says")
         tags = get_dataset(file, "seqTags")
         if tags is None or tags[...].tolist() != encode_tags(rows.column("tag")):
             yield problem("tags of shard and index differ")
@@ -201,6 +221,10 @@ def _check_structure(
             yield problem("lengths of shard and index differ")
         if INPUT_STREAM not in manifest.streams and "inputs" in file:
             yield problem("the shard has inputs that the manifest does not know")
+    for name, stream in manifest.streams.items():
+        with HdfSource(path, name) as source:
+            if source.index().format != stream:
+                yield problem(f"stream {name!r} has another format than the manifest says")
 
 
 def _check_payload(
