@@ -61,11 +61,11 @@ def measure(
     figures: dict[str, list[float]] = {"copy": [], "build": [], "memory": [], "hdf_dump": []}
     for _ in range(runs):
         figures["copy"].append(timed(lambda: copy(corpus, fresh(folder / "copy"))))
-        peaks: list[int] = []
         output = fresh(folder / "out")
-        figures["build"].append(timed(lambda: peaks.append(build(corpus, output))))  # noqa: B023
-        figures["memory"].append(float(peaks[0]))
+        figures["build"].append(timed(lambda: finish(build(corpus, output))))  # noqa: B023
         figures["hdf_dump"].append(hdf_dump(small, fresh(folder / "dump")))
+    # Looking at a process's memory slows it down, so this is a run of its own.
+    figures["memory"].append(peak_private_bytes(build(corpus, fresh(folder / "out"))))
     return figures
 
 
@@ -91,22 +91,31 @@ def copy(corpus: SprintCorpus, target: Path) -> None:
     subprocess.run(["sync", *map(str, target.iterdir())], check=True)
 
 
-def build(corpus: SprintCorpus, output: Path) -> int:
-    """Builds a dataset in a process of its own; returns its peak private memory in bytes."""
+def build(corpus: SprintCorpus, output: Path) -> subprocess.Popen[bytes]:
+    """Starts a build in a process of its own."""
     command = [sys.executable, "-m", "pipelines.build", "--runner=DirectRunner"]
     command += [f"--config={corpus.config}", f"--output={output}", "--num_shards=8"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a build, which must succeed."""
+    if process.wait():
+        raise SystemExit(f"the build failed with exit code {process.returncode}")
+
+
+def peak_private_bytes(process: subprocess.Popen[bytes]) -> float:
+    """The largest private memory of a process until it ends."""
     peak = 0
     while process.poll() is None:
         peak = max(peak, private_bytes(process.pid))
-        time.sleep(0.05)
-    if process.returncode:
-        raise SystemExit(f"the build failed with exit code {process.returncode}")
-    return peak
+        time.sleep(0.02)
+    finish(process)
+    return float(peak)
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that no file backs; pages of mapped sources are shared and not its own."""
+    """Memory of a process that no file backs; pages of mapped sources are not its own."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(x.split()[1]) * 1024 for x in lines if x.startswith("Anonymous:"))
