@@ -81,4 +81,6 @@ def quiet_workers(options: PipelineOptions) -> Iterator[None]:
 
 def num_processors() -> int:
     """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
