@@ -40,15 +40,12 @@ def check_flags(beam_args: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the flag.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for kind in {PipelineOptions, *_all_subclasses(PipelineOptions)}:
+    # Some of Beam's option classes share flags.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    for kind in sorted(_all_subclasses(PipelineOptions), key=lambda kind: kind.__qualname__):
         add = kind.__dict__.get("_add_argparse_args")
         if add is not None:
-            try:
-                add.__get__(None, kind)(parser)
-            except argparse.ArgumentError:
-                # Some of Beam's option classes share flags.
-                continue
+            add.__get__(None, kind)(parser)
     unknown = [arg for arg in parser.parse_known_args(list(beam_args))[1] if arg.startswith("-")]
     if unknown:
         raise ConfigError(
