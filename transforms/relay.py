@@ -28,12 +28,14 @@ class RelayedError(Exception):
 
 def find_error(error: BaseException) -> SeqshardError | None:
     """The typed error behind what a runner raised, or None if there is none."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, SeqshardError):
-            return seen
-        seen = seen.__cause__
-    return find_in_text(str(error))
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        if isinstance(cause, SeqshardError):
+            return cause
+        chain.append(cause)
+        cause = cause.__cause__
+    return next(filter(None, (find_in_text(str(cause)) for cause in chain)), None)
 
 
 def find_in_text(text: str) -> SeqshardError | None:
@@ -41,6 +43,9 @@ def find_in_text(text: str) -> SeqshardError | None:
     match = _PATTERN.search(text)
     if match is None:
         return None
-    name, *fields = json.loads(base64.b64decode(match[1]))
+    try:
+        name, *fields = json.loads(base64.b64decode(match[1]))
+    except ValueError:
+        return None  # the runner cut the text
     kind = getattr(errors, name, SeqshardError)
     return kind(*fields)
