@@ -109,8 +109,11 @@ def _restore_receipts(staging: Staging) -> bool:
     if _saved_stamp(staging.output) != staging.stamp:
         return False
     manifest = load_manifest(staging.output)
+    path = storage.join(staging.output, manifest.index.path)
+    if not storage.exists(path) or hash_file(path) != manifest.index.xxh3_128:
+        return False
     try:
-        with storage.local_copy(storage.join(staging.output, manifest.index.path)) as local:
+        with storage.local_copy(path) as local:
             index = IndexFile(local, list(manifest.streams), len(manifest.shards))
             for shard in range(len(manifest.shards)):
                 staging.save(shard, decode_receipt(index.metadata(shard)), index.batch(shard))

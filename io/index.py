@@ -52,7 +52,7 @@ class IndexFile:
         self.path = path
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(path))
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise ShardIntegrityError(
                 f"the index cannot be read: {error}", path, hint="Run the build again."
             ) from error

@@ -18,12 +18,12 @@ import pyarrow as pa
 import xxhash
 
 from . import storage
-from .errors import SeqshardError
 from .manifest import ShardInfo
 from .statistics import StreamStatistics
 
 STAGING = ".build"
 _BLOCK = 8 << 20
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,27 @@ class Staging:
         return storage.join(self.folder, f"{shard:05d}.receipt")
 
     def save(self, shard: int, receipt: Receipt, rows: pa.RecordBatch) -> None:
-        """Commits a receipt with its index rows."""
+        """Commits a receipt with its index rows, behind a hash of both."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, rows.schema) as writer:
             writer.write_batch(rows, custom_metadata={"receipt": encode_receipt(receipt)})
-        storage.commit_bytes(self.receipt_path(shard), sink.getvalue())
+        data = sink.getvalue()
+        storage.commit_bytes(self.receipt_path(shard), xxhash.xxh3_128_digest(data) + bytes(data))
 
     def load(self, shard: int) -> tuple[Receipt, pa.RecordBatch] | None:
         """A saved receipt with its index rows, or None if there is no (readable) one."""
         path = self.receipt_path(shard)
         if not storage.exists(path):
             return None
-        try:
-            reader = pa.ipc.open_file(pa.py_buffer(storage.read_bytes(path)))
-            found = reader.get_batch_with_custom_metadata(0)
-            return decode_receipt(found.custom_metadata[b"receipt"]), found.batch
-        except (pa.ArrowInvalid, msgspec.MsgspecError, KeyError, SeqshardError):
+        content = storage.read_bytes(path)
+        digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest != xxhash.xxh3_128_digest(data):
             return None
+        found = pa.ipc.open_file(pa.py_buffer(data)).get_batch_with_custom_metadata(0)
+        try:
+            return decode_receipt(found.custom_metadata[b"receipt"]), found.batch
+        except msgspec.MsgspecError:
+            return None  # of another version of this program
 
 
 def file_blocks(path: str) -> Iterator[bytes]:
