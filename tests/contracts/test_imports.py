@@ -24,7 +24,7 @@ FORBIDDEN = {
     "transforms": HEAVY - {"apache_beam"},
     "runners": HEAVY - {"apache_beam"},
     "pipelines": {"torch", "returnn", "tensorflow", "pandas"},
-    "datasets": HEAVY | {"fsspec", "pyarrow.dataset"},
+    "datasets": HEAVY | {"pyarrow.dataset"},
 }
 # These work inside a running RETURNN, and import it only there.
 GUESTS = {f"datasets/{name}.py" for name in ("returnn", "returnn_config", "distrib_files")}

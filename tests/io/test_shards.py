@@ -241,6 +241,19 @@ def test_a_bad_shard_or_receipt_is_written_again(damage, corpus, tmp_path):
     assert encode_receipt(second) == encode_receipt(first)
 
 
+def test_no_flipped_byte_of_a_receipt_is_believed(corpus, tmp_path):
+    _, _, staging = corpus.write(tmp_path / "out")
+    data = storage.read_bytes(staging.receipt_path(1))
+    assert staging.load(1) is not None
+    for place in range(0, len(data), 41):
+        changed = bytearray(data)
+        changed[place] ^= 0x10
+        storage.commit_bytes(staging.receipt_path(1), changed)
+        assert staging.load(1) is None
+        storage.commit_bytes(staging.receipt_path(1), data[:place])
+        assert staging.load(1) is None
+
+
 def test_receipts_of_another_plan_are_not_trusted(corpus, tmp_path):
     _path, _, staging = corpus.write(tmp_path / "out")
     assert Staging(staging.output, "other", "stamp").load(1) is None
