@@ -21,12 +21,14 @@ DATASET_CLASSES = {
     "CachedDataset2": "cached2",
     "Dataset": "basic",
     "DistributeFilesDataset": "distrib_files",
+    "ExternSprintDataset": "sprint",
     "HDFDataset": "hdf",
     "ManifestDataset": "manifest",
     "MetaDataset": "meta",
     "NextGenHDFDataset": "nextgen",
     "SiameseHDFDataset": "siamese",
     "SprintCacheDataset": "sprint_cache",
+    "SprintDatasetBase": "sprint",
 }
 
 _CLASS_AND_OPTIONS = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.S)

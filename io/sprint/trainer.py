@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import select
+import shlex
 import shutil
 import signal
 import struct
@@ -26,9 +27,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from ..errors import SeqshardError, SourceNotFoundError, TrainerError
+from ..errors import ConfigError, SeqshardError, SourceNotFoundError, TrainerError
 from .messages import Exit, Init, Message, Segment, parse_message
 
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -68,6 +69,37 @@ class TrainerSpec:
     keep_order: bool = False
     start_timeout: float | None = 3600.0
     timeout: float | None = 900.0
+
+
+def expand_arguments(config: Any) -> list[str]:
+    """Arguments as RETURNN's `sprintConfigStr` gives them.
+
+    Args:
+        config: a text that is split as a shell does; or a list of arguments; or a function that
+            gives either. An argument may be a function that gives a text, and if it is "$NAME", it
+            stands for the arguments in the environment variable NAME, or for none.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if callable(config):
+        config = config()
+    try:
+        parts = shlex.split(config) if isinstance(config, str) else list(config)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"malformed arguments of the trainer: {error}", found=repr(config)
+        ) from None
+    arguments: list[str] = []
+    for part in parts:
+        part = part() if callable(part) else part
+        if not isinstance(part, str):
+            raise ConfigError("an argument of the trainer is no text", found=repr(part))
+        if part.startswith("$"):
+            arguments += expand_arguments(os.environ.get(part[1:], ""))
+        else:
+            arguments.append(part)
+    return arguments
 
 
 def trainer_options(spec: TrainerSpec, folder: str, c2p_fd: int, p2c_fd: int) -> list[str]:
