@@ -5,7 +5,6 @@ python -m pipelines.build --runner=DirectRunner --config=corpus.toml --output=ou
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqshard.io.config import Corpus, load_corpus
 from seqshard.io.manifest import Manifest, load_manifest
-from seqshard.pipelines.command import import_beam, run_command
+from seqshard.pipelines.command import import_beam, quiet_stderr, run_command
 from seqshard.pipelines.options import BuildOptions, parse_build_options
 
 if TYPE_CHECKING:
@@ -92,13 +91,11 @@ def run_build(options: BuildOptions) -> Manifest:
     import apache_beam as beam
 
     from seqshard.pipelines.progress import watch_build
-    from seqshard.runners.local import quiet_workers
     from seqshard.runners.select import make_options
 
     num_bytes = sum(storage.stamp(file.path).num_bytes for file in corpus.sources)
     beam_options = make_options(options.runner, options.beam_args, num_bytes)
-    quiet = contextlib.nullcontext() if options.verbose else quiet_workers(beam_options)
-    with quiet, watch_build(options.output):
+    with quiet_stderr(options.verbose) as terminal, watch_build(options.output, terminal):
         pipeline = beam.Pipeline(options=beam_options)
         build(pipeline, corpus, options, provenance_of(options))
         pipeline.run().wait_until_finish()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from ..io.errors import EXIT_FAILED, SeqshardError
 
@@ -46,9 +49,6 @@ def import_beam(verbose: bool) -> None:
     """Imports Beam without the warning that it sends through the root logger."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
-    if not verbose:
-        # The runner logs what a worker raised with all its trace; the command says it in one line.
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # Postponed annotations make Beam report every hint that it cannot use.
     logging.getLogger("apache_beam.typehints").setLevel(logging.ERROR)
     # Beam's import makes half a million objects that live as long as the process: collecting
@@ -63,3 +63,25 @@ def import_beam(verbose: bool) -> None:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def quiet_stderr(verbose: bool) -> Iterator[TextIO]:
+    """Mutes standard error, also that of child processes; yields a stream to the real one.
+
+    Beam's workers print every exception with all its trace, and say much of themselves, wherever
+    they run. The command says in one line what happened.
+    """
+    if verbose:
+        yield sys.stderr
+        return
+    own, real = sys.stderr, os.dup(2)
+    own.flush()
+    with open(os.devnull, "w") as nowhere, open(real, "w", buffering=1) as terminal:
+        os.dup2(nowhere.fileno(), 2)
+        sys.stderr = nowhere
+        try:
+            yield terminal
+        finally:
+            sys.stderr = own
+            os.dup2(terminal.fileno(), 2)

@@ -7,11 +7,11 @@ the receipts of finished shards stand in the output folder on every runner.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TextIO
 
 import msgspec
 
@@ -53,11 +53,13 @@ def read_state(output: str) -> BuildState | None:
 
 
 @contextlib.contextmanager
-def watch_build(output: str) -> Iterator[None]:
+def watch_build(output: str, stream: TextIO) -> Iterator[None]:
     """Shows progress while the block runs: a bar on a terminal, else a line now and then."""
     stop = threading.Event()
-    show = _show_bar if sys.stderr.isatty() else _show_lines
-    thread = threading.Thread(target=show, args=(output, stop), name="progress", daemon=True)
+    show = _show_bar if stream.isatty() else _show_lines
+    thread = threading.Thread(
+        target=show, args=(output, stream, stop), name="progress", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -76,17 +78,17 @@ def _poll(output: str, stop: threading.Event) -> Iterator[BuildState]:
                 yield state
 
 
-def _show_bar(output: str, stop: threading.Event) -> None:
+def _show_bar(output: str, stream: TextIO, stop: threading.Event) -> None:
     from tqdm import tqdm
 
-    with tqdm(unit="B", unit_scale=True, desc="indexing", leave=False) as bar:
+    with tqdm(file=stream, unit="B", unit_scale=True, desc="indexing", leave=False) as bar:
         for state in _poll(output, stop):
             bar.total = state.num_bytes
             bar.set_description(f"shard {state.finished}/{state.num_shards}")
             bar.update(state.bytes_done - bar.n)
 
 
-def _show_lines(output: str, stop: threading.Event) -> None:
+def _show_lines(output: str, stream: TextIO, stop: threading.Event) -> None:
     start = last = time.monotonic()
     for state in _poll(output, stop):
         now = time.monotonic()
@@ -98,5 +100,5 @@ def _show_lines(output: str, stop: threading.Event) -> None:
         print(
             f"{state.finished}/{state.num_shards} shards, {rate / 1e6:.0f} MB/s, "
             f"about {left:.0f} s left",
-            file=sys.stderr,
+            file=stream,
         )

@@ -6,10 +6,8 @@ start, and hangs where there is no way out to the internet; so the name means Fn
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
@@ -56,27 +54,6 @@ def _running_mode(num_workers: int, num_bytes: int) -> str:
         return "in_memory"
     many = num_workers > MAX_THREADS and num_bytes >= PROCESSES_FROM_BYTES
     return "multi_processing" if many else "multi_threading"
-
-
-@contextlib.contextmanager
-def quiet_workers(options: PipelineOptions) -> Iterator[None]:
-    """Keeps what Beam's worker processes say of themselves off the terminal.
-
-    They inherit the standard error of this process, which goes on to the terminal meanwhile.
-    """
-    if options.view_as(DirectOptions).direct_running_mode != "multi_processing":
-        yield
-        return
-    own, inherited = sys.stderr, os.dup(2)
-    own.flush()
-    with open(os.devnull, "wb") as nowhere, open(inherited, "w", buffering=1) as terminal:
-        os.dup2(nowhere.fileno(), 2)
-        sys.stderr = terminal
-        try:
-            yield
-        finally:
-            sys.stderr = own
-            os.dup2(terminal.fileno(), 2)
 
 
 def num_processors() -> int:

@@ -39,6 +39,20 @@ def test_execution_does_not_matter(build_demo, run_module, same_bytes, tmp_path,
     same_bytes(build_demo(*FLAGS), output)
 
 
+@pytest.mark.parametrize("workers", sorted(WORKERS))
+def test_an_error_is_one_sentence(run_module, tmp_path, workers):
+    archive = ROOT / "tests" / "data" / "rasr" / "features" / "ragged-f32.cache"
+    config = tmp_path / "corpus.toml"
+    config.write_text(f'[streams.data]\nsource = "sprint-features"\nfiles = ["{archive}"]\n')
+    output = tmp_path / "out"
+    flags = (f"--config={config}", f"--output={output}", *WORKERS[workers])
+    done = run_module("pipelines.build", *flags)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"python -m pipelines.build: error: {archive}, entry 'typed/seg")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (output / "manifest.json").exists()
+
+
 def test_place_and_age_of_the_sources_do_not_matter(build_demo, run_module, same_bytes, tmp_path):
     shutil.copytree(DEMO_CONFIG.parent, tmp_path / "examples")
     output = tmp_path / "out"
