@@ -132,7 +132,8 @@ def plan_bins(histogram: Histogram, num_shards: int | None, shard_bytes: int) ->
     bytes_before = np.cumsum(histogram.num_bytes) - histogram.num_bytes
     seqs_before = np.cumsum(histogram.num_seqs) - histogram.num_seqs
     cuts = np.array([2 * total * i // wanted for i in range(1, wanted)], np.int64)
-    where = np.searchsorted(2 * bytes_before, cuts, side="right") - 1
+    # Sequences of later bins have their middle at or behind the cut, those of earlier ones before.
+    where = np.maximum(np.searchsorted(2 * bytes_before, cuts, side="left") - 1, 0)
     behind = np.minimum(where + 1, len(histogram.bins) - 1)
     return BinPlan(
         cuts,

@@ -85,8 +85,7 @@ def test_plan_equals_a_reference_that_sees_all_rows(values, ordering, num_shards
     rows = make_rows(ordering, values, per_source)
     plan = make_plan([rows], ordering, num_shards)
     shard = assign_shards(rows, plan)
-    if sum(values):
-        assert shard.tolist() == reference_shards(rows, min(num_shards, len(values)))
+    assert shard.tolist() == reference_shards(rows, min(num_shards, len(values)))
     # A partition: every shard is used, and holds as many sequences as the plan says.
     counts = np.bincount(shard, minlength=plan.num_shards)
     assert (counts > 0).all()
@@ -182,6 +181,13 @@ def test_sequences_without_payload_are_kept():
     np.testing.assert_array_equal(
         np.bincount(assign_shards(rows, plan), minlength=plan.num_shards), plan.num_seqs
     )
+
+
+@pytest.mark.parametrize("rows_per_source", [1, 3])
+def test_an_empty_sequence_on_a_cut_goes_right_whatever_the_bins(rows_per_source):
+    rows = make_rows(parse_ordering("default"), [1, 0, 1], rows_per_source)
+    plan = make_plan([rows], parse_ordering("default"), 2)
+    assert assign_shards(rows, plan).tolist() == [0, 1, 1]
 
 
 def test_huge_totals_do_not_overflow():
