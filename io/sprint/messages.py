@@ -89,9 +89,9 @@ def parse_message(payload: bytes) -> Message:
         ShapeMismatchError: if the features are not a matrix of numbers.
     """
     match decode_pickle(payload):
-        case ("init", (int(input_dim), int(output_dim), None | int() as num_segments)):
+        case (str("init"), (int(input_dim), int(output_dim), None | int() as num_segments)):
             return Init(input_dim, output_dim, num_segments)
-        case ("data", (None | str() as name, np.ndarray() as features, dict() as targets)):
+        case (str("data"), (None | str() as name, np.ndarray() as features, dict() as targets)):
             if features.ndim != 2 or features.dtype.kind not in "fiu":
                 raise ShapeMismatchError(
                     "the features are not a matrix of numbers",
@@ -105,7 +105,7 @@ def parse_message(payload: bytes) -> Message:
                         "the name of a target is no text", entry=name, found=type(key).__name__
                     )
             return Segment(name, features, targets)
-        case ("exit", _):
+        case (str("exit"), _):
             return Exit()
         case other:
             raise SourceFormatError(

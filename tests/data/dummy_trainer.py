@@ -94,9 +94,9 @@ def behave(kind, options, module):
         print("waiting for the license server", flush=True)
         time.sleep(1000)
     elif kind == "chatter":
-        for _ in range(40):
+        for _ in range(6):
             print("still loading", flush=True)
-            time.sleep(0.02)
+            time.sleep(0.4)
     elif kind == "raise":
         raise RuntimeError("the corpus is broken")
     elif kind == "half":

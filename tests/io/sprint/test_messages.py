@@ -107,6 +107,7 @@ def test_arrays_share_the_memory_of_the_message():
         (("init", (40, "x", None)), r"no message of the protocol .*found \('init', tuple\)"),
         (("data", ("a", [1, 2], {})), "no message"),
         ([1] * 50, "found list"),
+        ((np.zeros(3), (1, 2, 3)), r"found \(ndarray, tuple\)"),
         (("init", 10**30), r"\('init', int\)"),
         (("data", ("a", np.zeros(3, "f4"), {})), r"entry 'a': the features are not.*float32 \[3\]"),
         (("data", ("a", np.zeros((3, 2), "c8"), {})), "complex64"),
