@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..io.errors import ConfigError, SeqshardError, ShapeMismatchError
 from ..io.sprint.messages import Init, Message
 from ..io.sprint.trainer import TrainerProcess, TrainerSpec, expand_arguments
-from .sprint_base import SprintDatasetBase
+from .sprint_base import SprintDatasetBase, refuse_indices
 from .sprint_buffer import SeqBuffer
 
 __all__ = ["ExternSprintDataset", "SprintDatasetBase"]
@@ -92,14 +92,15 @@ class ExternSprintDataset(SprintDatasetBase):
         Raises:
             ConfigError: if options exclude each other.
         """
+        refuse_indices(seq_order)
         epoch = 1 if epoch is None else epoch
         seq_list = None if seq_list is None else list(seq_list)
         if seq_list is not None and (self.partition_epoch > 1 or self.seq_tags_filter is not None):
             raise ConfigError("a given order excludes partition_epoch and seq_list_filter_file")
-        if seq_order is None and self._is_at_start_of(epoch, seq_list):
+        if self._is_at_start_of(epoch, seq_list):
             super(SprintDatasetBase, self).init_seq_order(epoch=epoch, seq_list=seq_list)
             return False
-        self._begin(epoch, seq_list, seq_order)
+        self._begin(epoch, seq_list)
         return True
 
     def _is_at_start_of(self, epoch: int, seq_list: Sequence[str] | None) -> bool:
@@ -109,14 +110,9 @@ class ExternSprintDataset(SprintDatasetBase):
         same = (self.returnn_epoch, self.predefined_seq_list_order) == (epoch, seq_list)
         return same and process.buffer.start == 0
 
-    def _begin(
-        self,
-        epoch: int,
-        seq_list: Sequence[str] | None,
-        seq_order: Sequence[int] | None = None,
-    ) -> None:
+    def _begin(self, epoch: int, seq_list: Sequence[str] | None) -> None:
         self.close()
-        super().init_seq_order(epoch=epoch, seq_list=seq_list, seq_order=seq_order)
+        super().init_seq_order(epoch=epoch, seq_list=seq_list)
         if self._buffer.complete_seen_all:
             self._estimated_num_seqs = self._buffer.num_seqs
         self.init_sprint_epoch(epoch)

@@ -210,8 +210,7 @@ class SprintDatasetBase(Dataset):
         Raises:
             ConfigError: for `seq_order`, as RASR knows no indices.
         """
-        if seq_order is not None:
-            raise ConfigError("an order by indices is not possible: RASR only knows segment names")
+        refuse_indices(seq_order)
         super().init_seq_order(epoch=epoch, seq_list=seq_list)
         self._targets.set_random_seed(self._get_random_seed_for_epoch(epoch=epoch))
         with self.cond:
@@ -301,3 +300,9 @@ class SprintDatasetBase(Dataset):
     def get_tag(self, sorted_seq_idx: int) -> str:
         """See `Dataset.get_tag`."""
         return self._current().get(sorted_seq_idx).seq_tag
+
+
+def refuse_indices(seq_order: Sequence[int] | None) -> None:
+    """Raises ConfigError if there is an order by indices."""
+    if seq_order is not None:
+        raise ConfigError("an order by indices is not possible: RASR only knows segment names")

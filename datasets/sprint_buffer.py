@@ -128,7 +128,7 @@ class SeqBuffer:
 
         Raises:
             SeqshardError: if the source failed before that.
-            RuntimeError: if it would have to wait for its own thread.
+            RuntimeError: if it would have to wait for its own thread, or the epoch was given up.
         """
         with self._cond:
             if end > self._requested_end:
@@ -138,9 +138,13 @@ class SeqBuffer:
                 if get_ident() == self._source_thread:
                     raise RuntimeError("the thread that adds sequences cannot wait for them")
                 self._cond.wait_for(lambda: self._is_decided(end))
-            if self.num_seqs < end and self._error is not None:
+            if self.num_seqs >= end:
+                return True
+            if self._discarding and not self.complete_seen_all:
+                raise RuntimeError("the epoch was ended before all its sequences came")
+            if self._error is not None:
                 raise self._error
-            return self.num_seqs >= end
+            return False
 
     def _is_decided(self, end: int) -> bool:
         return self.num_seqs >= end or self.complete or self._discarding

@@ -295,6 +295,17 @@ def test_failures_later(behaviour, num_before, match):
     assert dataset.init_seq_order(epoch=1)
 
 
+def test_a_closed_epoch_is_no_short_epoch():
+    dataset = make("num-seqs=1000")
+    assert dataset.is_less_than_num_seqs(3)
+    dataset.close()
+    with pytest.raises(RuntimeError, match="ended before all its sequences came"):
+        dataset.is_less_than_num_seqs(999)
+    with pytest.raises(IndexError, match="sequence 3 is gone"):
+        dataset.get_tag(3)
+    assert len(read_epoch(dataset)) == 1000
+
+
 def test_no_sequences():
     dataset = make("num-seqs=0")
     with pytest.raises(TrainerError, match="the trainer ended and sent no sequence"):
