@@ -47,13 +47,16 @@ def _find_error(error: Exception) -> SeqshardError | None:
 
 def import_beam(verbose: bool) -> None:
     """Imports Beam without the warning that it sends through the root logger."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
+    if verbose:
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger("apache_beam").setLevel(logging.INFO if verbose else logging.ERROR)
     # Postponed annotations make Beam report every hint that it cannot use.
     logging.getLogger("apache_beam.typehints").setLevel(logging.ERROR)
     # Beam's import makes half a million objects that live as long as the process: collecting
     # garbage among them is in vain, then and later.
     gc.disable()
+    disabled = logging.root.manager.disable
+    logging.disable(disabled if verbose else logging.WARNING)
     try:
         import apache_beam  # noqa: F401
     except ImportError as error:
@@ -61,6 +64,7 @@ def import_beam(verbose: bool) -> None:
             f"Apache Beam cannot be imported: {error}", hint="pip install 'seqshard[build]'"
         ) from error
     finally:
+        logging.disable(disabled)
         gc.freeze()
         gc.enable()
 

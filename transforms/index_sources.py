@@ -12,9 +12,9 @@ import pyarrow as pa
 import xxhash
 
 from ..io import storage
-from ..io.columns import batch, encode_tags, take
+from ..io.columns import batch, encode_tags, take, to_arrow
 from ..io.config import SourceFile
-from ..io.errors import SeqshardError, SourceNotFoundError
+from ..io.errors import SeqshardError, SourceFormatError, SourceNotFoundError
 from ..io.receipts import Rejection
 from ..io.records import SourceIndex, StreamFormat
 from ..io.sources import open_source
@@ -66,7 +66,7 @@ def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa
             storage.local_copy(file.path) as local,
             open_source(file.spec, local, recover=skip_damaged) as source,
         ):
-            index = source.index()
+            index = refuse_nul_tags(source.index(), file.path)
     except SourceNotFoundError:
         raise
     except SeqshardError as error:
@@ -86,6 +86,33 @@ def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa
         ),
     )
     return survey, _source_rows(file.ordinal, index)
+
+
+def refuse_nul_tags(index: SourceIndex, path: str) -> SourceIndex:
+    """The index with sequences moved to `damaged` whose tags readers would cut at a NUL."""
+    text = index.tag.buffers()[2]
+    if text is None or b"\0" not in bytes(text):
+        return index
+    bad = np.array(["\0" in tag for tag in index.tag.to_pylist()], bool)
+    good = np.flatnonzero(~bad)
+    damaged = tuple(
+        (
+            tag,
+            SourceFormatError(
+                "a tag with a NUL cannot be stored, as readers end it there", path, tag
+            ),
+        )
+        for tag in index.tag.take(to_arrow(np.flatnonzero(bad))).to_pylist()
+    )
+    return replace(
+        index,
+        tag=index.tag.take(to_arrow(good)),
+        position=index.position[good],
+        length=index.length[good],
+        num_bytes=index.num_bytes[good],
+        raw_bytes=index.raw_bytes[good],
+        damaged=index.damaged + damaged,
+    )
 
 
 def _no_rows() -> pa.RecordBatch:
