@@ -29,7 +29,6 @@ _PLAIN_DTYPE = re.compile(r"[<>=|]?[?biufcSU]\d{0,4}|(bool|u?int|float|complex)\
 _VALUES = frozenset(
     [
         *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-        *("STRING", "BINSTRING", "SHORT_BINSTRING"),
         *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
         *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
     ]
@@ -74,6 +73,9 @@ class Exit:
 
 
 Message = Init | Segment | Exit
+
+# Warnings, where they are errors: strings of Python 2 with strange escapes give one.
+_FAULTS = (ValueError, TypeError, LookupError, OverflowError, struct.error, Warning)
 
 
 class _Refused(ValueError):
@@ -132,7 +134,7 @@ def decode_pickle(payload: bytes) -> Any:
                 raise _Refused(f"more than {MAX_OPERATIONS} operations")
             machine.run(operation.name, arg)
         return machine.pop()
-    except (ValueError, TypeError, LookupError, OverflowError, struct.error) as error:
+    except _FAULTS as error:
         raise SourceFormatError(
             f"the message is damaged or not plain data: {_first_line(error)}", position=position
         ) from error
@@ -159,12 +161,14 @@ class _Machine:
 
     def run(self, name: str, arg: Any) -> None:
         """Executes an operation as `pickletools` names and parses it."""
-        if name in _VALUES:
+        if name == "MEMOIZE":  # by far the most frequent one
+            self._memo[len(self._memo)] = self._stack[-1]
+        elif name in _VALUES:
             self._stack.append(arg)
         elif name in _CONSTANTS:
             self._stack.append(_CONSTANTS[name]())
-        elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
-            self._memo[len(self._memo) if arg is None else arg] = self._stack[-1]
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            self._memo[arg] = self._stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             self._stack.append(self._memo[arg])
         elif name not in ("PROTO", "FRAME", "STOP"):
@@ -203,7 +207,9 @@ class _Machine:
             case "BUILD":
                 state, unfinished = self.pop(), self.pop()
                 value = _finish(unfinished, state)
-                self._memo = {k: value if v is unfinished else v for k, v in self._memo.items()}
+                for index, known in self._memo.items():
+                    if known is unfinished:
+                        self._memo[index] = value
             case _:
                 raise _Refused(f"operation {name}")
         self._stack.append(value)

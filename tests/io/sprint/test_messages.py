@@ -163,6 +163,8 @@ def refused(operations):
         (b"\x80\x04B\xff\xff\xff\x7fabc", "expected 2147483647 bytes"),
         (b"\x80\x04\x82\x01.", "operation EXT1"),
         (b"\x80\x04Pid\n.", "operation PERSID"),
+        (b"\x80\x02S'a'\n.", "operation STRING"),
+        (b"\x80\x02S'\\y'\n.", "invalid escape sequence"),
         (b"\x80\x04]" + b"N" * MAX_OPERATIONS + b".", f"more than {MAX_OPERATIONS} operations"),
         (b"\x80\x04K\x01", "pickle exhausted"),
         (b"\xff", "opcode b'\\xff' unknown"),
