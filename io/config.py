@@ -15,7 +15,8 @@ from . import storage
 from .errors import ConfigError, SourceNotFoundError
 from .records import StreamSpec
 
-SourceKind = Literal["sprint-features", "sprint-alignment", "hdf"]
+SourceKind = Literal["sprint-features", "sprint-alignment", "hdf", "nextgen-hdf"]
+HDF_KINDS = ("hdf", "nextgen-hdf")
 WILDCARDS = frozenset("*?[")
 RESERVED_NAMES = ("inputs", "length")
 
@@ -165,7 +166,7 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
         raise ConfigError(
             "num_labels must be 1 or more", path, entry=where, found=str(table.num_labels)
         )
-    if table.source != "hdf" and table.key is not None:
+    if table.source not in HDF_KINDS and table.key is not None:
         raise ConfigError("key is for hdf sources only", path, entry=where)
 
 
@@ -200,7 +201,7 @@ def _stream_spec(name: str, table: StreamTable, path: str, folder: str) -> Strea
     return StreamSpec(
         name=name,
         source=table.source,
-        key=table.key or (name if table.source == "hdf" else "data"),
+        key=table.key or (name if table.source in HDF_KINDS else "data"),
         allophones=place(table.allophones),
         state_tying=place(table.state_tying),
         phonemes=place(table.phonemes),

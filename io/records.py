@@ -23,8 +23,8 @@ class StreamSpec:
 
     Attributes:
         name: key of the stream in the dataset, for example "data" or "classes".
-        source: kind of source: "sprint-features", "sprint-alignment" or "hdf".
-        key: data key inside HDF sources ("data" means `inputs`).
+        source: kind of source: "sprint-features", "sprint-alignment", "hdf" or "nextgen-hdf".
+        key: data key inside HDF sources ("data" means `inputs`), stream inside NextGen sources.
         allophones, state_tying, phonemes: paths of the label files of an alignment, or None.
         silence: the silence phoneme of an alignment.
         num_labels: number of classes where no label file tells it (emission alignments), or None.

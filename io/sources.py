@@ -78,8 +78,12 @@ def open_source(spec: StreamSpec, path: str, recover: bool = False) -> Source:
             from .hdf.source import HdfSource
 
             return HdfSource(path, spec.key)
+        case "nextgen-hdf":
+            from .hdf.nextgen_source import NextGenSource
+
+            return NextGenSource(path, spec.key)
         case kind:
             raise ConfigError(
                 f"unknown source kind {kind!r} of stream {spec.name!r}",
-                expected="sprint-features, sprint-alignment or hdf",
+                expected="sprint-features, sprint-alignment, hdf or nextgen-hdf",
             )

@@ -6,10 +6,21 @@ import contextlib
 from collections.abc import Iterator
 
 import h5py
+import numpy as np
 
-from ..errors import SeqshardError, SourceFormatError, SourceNotFoundError
+from ..errors import (
+    SeqshardError,
+    SourceFormatError,
+    SourceNotFoundError,
+    UnsupportedPayloadError,
+)
 
 CHUNK_CACHE_BYTES = 32 << 20
+# Numbers of at most 8 bytes (16 for complex ones) and fixed-length bytes: wider floats differ from
+# machine to machine.
+_STORABLE_KINDS = {"i": 8, "u": 8, "f": 8, "b": 1, "c": 16}
+# No filter shrinks real data further; a header that claims more would only exhaust the memory.
+_MAX_EXPANSION = 1 << 16
 
 
 def open_file(path: str) -> h5py.File:
@@ -69,14 +80,44 @@ def get_dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
         raise SourceFormatError(
             "this is not a dataset", file.filename, entry=name, found=type(found).__name__
         )
-    if found.external or found.is_virtual:
+    refuse_outside(found, file.filename, name)
+    return found
+
+
+def refuse_outside(dataset: h5py.Dataset, path: str, entry: str) -> None:
+    """Raises `SourceFormatError` if the data of a dataset are not in its file."""
+    if dataset.external or dataset.is_virtual:
         raise SourceFormatError(
             "data stored outside the file are refused",
-            file.filename,
-            entry=name,
+            path,
+            entry=entry,
             hint="Store the data in the file itself.",
         )
-    return found
+
+
+def check_storable(dtype: np.dtype, path: str, entry: str) -> None:
+    """Raises `UnsupportedPayloadError` if a shard cannot hold elements of this type."""
+    if dtype.kind != "S" and dtype.itemsize > _STORABLE_KINDS.get(dtype.kind, 0):
+        raise UnsupportedPayloadError(
+            "elements of this type cannot be stored in shards",
+            path,
+            entry=entry,
+            expected="numbers of up to 64 bits, or fixed-length bytes",
+            found=str(dtype),
+        )
+
+
+def check_stored_size(dataset: h5py.Dataset, path: str, entry: str) -> None:
+    """Raises `SourceFormatError` if a dataset claims far more data than the file stores of it."""
+    claimed, stored = dataset.size * dataset.dtype.itemsize, dataset.id.get_storage_size()
+    if claimed and claimed // _MAX_EXPANSION >= stored:
+        raise SourceFormatError(
+            "the file holds less data than it claims",
+            path,
+            entry=entry,
+            expected=f"{claimed} bytes",
+            found=f"{stored} bytes stored",
+        )
 
 
 def get_group(file: h5py.File, name: str) -> h5py.Group | None:

@@ -15,15 +15,17 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ..errors import MissingSequenceError, SourceFormatError, UnsupportedPayloadError
+from ..errors import MissingSequenceError, SourceFormatError
 from ..records import SourceIndex, StreamFormat
-from .file import damage_errors, get_dataset, get_group, open_file
-
-# Numbers of at most 8 bytes (16 for complex ones) and fixed-length bytes: wider floats differ from
-# machine to machine.
-_STORABLE_KINDS = {"i": 8, "u": 8, "f": 8, "b": 1, "c": 16}
-# No filter shrinks real data further; a header that claims more would only exhaust the memory.
-_MAX_EXPANSION = 1 << 16
+from .file import (
+    check_storable,
+    check_stored_size,
+    damage_errors,
+    get_dataset,
+    get_group,
+    open_file,
+)
+from .strings import read_strings
 
 
 class HdfSource:
@@ -143,48 +145,16 @@ class HdfSource:
 
     def _check_payload(self) -> None:
         """The data must be frames of a type that shards can hold, and really be in the file."""
-        dataset, dtype = self._dataset, self._dataset.dtype
-        if dtype.kind != "S" and dtype.itemsize > _STORABLE_KINDS.get(dtype.kind, 0):
-            raise UnsupportedPayloadError(
-                "elements of this type cannot be stored in shards",
-                self.path,
-                entry=self._name,
-                expected="numbers of up to 64 bits, or fixed-length bytes",
-                found=str(dtype),
-            )
+        dataset = self._dataset
+        check_storable(dataset.dtype, self.path, self._name)
         if not dataset.shape:
             raise SourceFormatError(
                 "the data have no time axis", self.path, self._name, found=f"shape {dataset.shape}"
             )
-        claimed, stored = dataset.size * dtype.itemsize, dataset.id.get_storage_size()
-        if claimed and claimed // _MAX_EXPANSION >= stored:
-            raise SourceFormatError(
-                "the file holds less data than it claims",
-                self.path,
-                entry=self._name,
-                expected=f"{claimed} bytes",
-                found=f"{stored} bytes stored",
-            )
+        check_stored_size(dataset, self.path, self._name)
 
     def _read_strings(self, name: str, what: str) -> pa.StringArray:
-        """A list of strings, each up to its first NUL byte as in RETURNN."""
-        dataset = self._require(name)
-        if h5py.check_string_dtype(dataset.dtype) is None or len(dataset.shape or ()) != 1:
-            raise SourceFormatError(
-                f"{name} must be a list of strings",
-                self.path,
-                entry=name,
-                found=f"{dataset.dtype}, shape {dataset.shape}",
-            )
-        values = dataset[...]
-        if values.dtype.kind == "O":
-            values = [value.partition(b"\0")[0] for value in values.tolist()]
-        try:
-            return pa.array(values, pa.binary()).cast(pa.string())
-        except pa.ArrowInvalid as error:
-            raise SourceFormatError(
-                f"a {what} is not UTF-8", self.path, entry=name, found=str(error)
-            ) from error
+        return read_strings(self._require(name), self.path, name, what)
 
     def _read_lengths(self, num_tags: int) -> np.ndarray:
         table = self._require("seqLengths")
