@@ -1,8 +1,10 @@
 """Local copies of files from slow storage, shared by all processes of a machine.
 
-A cache is a folder with a sub-folder per file, which holds the copy under its own name and
-`entry.json`. Locks are `flock`s on files beside them, which the system releases when a process
-dies: whoever uses a copy holds a shared lock, whoever makes or removes one an exclusive lock.
+A cache is a folder with a sub-folder per version of a file, which holds the copy under its own name
+and `entry.json`. Locks are `flock`s on files beside them, which the system releases when a process
+dies. Whoever makes or uses a copy holds a shared lock on `.lock`, whoever removes one an exclusive
+lock, without waiting. Makers take turns by a second lock, `.making.lock`, held for no longer
+than a copy takes: nobody ever waits for those who use one.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class _Place(NamedTuple):
     folder: str
     copy: str
     lock: str
+    making: str
 
 
 class Lease:
@@ -122,38 +125,37 @@ class FileCache:
             if source.startswith(os.path.realpath(self.directory) + os.sep):
                 return self._lease_own(source)
         stamp = storage.stamp(source)
-        place = self._place(source)
+        place = self._place(source, stamp)
         with storage.output_errors(place.folder):
             os.makedirs(place.folder, exist_ok=True)
-        while True:
-            handle = _open_lock(place.lock)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH)
-                if self._is_current(place, stamp):
-                    os.utime(place.lock)
-                    return Lease({place.copy: handle})
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                if not self._is_current(place, stamp):
-                    self._make(source, stamp, place)
-            except BaseException:
-                os.close(handle)
-                raise
-            # The exclusive lock cannot become a shared one in one step: look again.
-            os.close(handle)
+        use = _lock(place.lock, fcntl.LOCK_SH)
+        try:
+            if not self._is_current(place, stamp):
+                making = _lock(place.making, fcntl.LOCK_EX)
+                try:
+                    if not self._is_current(place, stamp):
+                        self._make(source, stamp, place)
+                finally:
+                    os.close(making)
+            os.utime(place.lock)
+            return Lease({place.copy: use})
+        except BaseException:
+            os.close(use)
+            raise
 
     def _lease_own(self, path: str) -> Lease:
         folder = os.path.dirname(path)
-        handle = _open_lock(folder + ".lock")
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        handle = _lock(folder + ".lock", fcntl.LOCK_SH)
         if os.path.exists(path):
             return Lease({path: handle})
         os.close(handle)
         raise SourceNotFoundError("this copy is no longer in the cache", path)
 
-    def _place(self, source: str) -> _Place:
+    def _place(self, source: str, stamp: storage.Stamp) -> _Place:
         name = os.path.basename(source.rstrip("/")) or "file"
-        folder = os.path.join(self.directory, xxhash.xxh3_128_hexdigest(source.encode()))
-        return _Place(folder, os.path.join(folder, name), folder + ".lock")
+        key = "\0".join((source, str(stamp.num_bytes), stamp.version))
+        folder = os.path.join(self.directory, xxhash.xxh3_128_hexdigest(key.encode()))
+        return _Place(folder, os.path.join(folder, name), folder + ".lock", folder + ".making.lock")
 
     def _is_current(self, place: _Place, stamp: storage.Stamp) -> bool:
         entry = _read_entry(place.folder)
@@ -164,7 +166,7 @@ class FileCache:
         return False
 
     def _make(self, source: str, stamp: storage.Stamp, place: _Place) -> None:
-        """Copies the file; the caller holds its exclusive lock."""
+        """Copies the file; the caller holds both locks."""
         partial = place.copy + PARTIAL_SUFFIX
         _clear(place.folder)
         self._reserve(partial, stamp.num_bytes, place)
@@ -186,9 +188,8 @@ class FileCache:
 
     def _reserve(self, partial: str, num_bytes: int, place: _Place) -> None:
         """Makes room, and takes it: from then on other processes see the file's full size."""
-        handle = _open_lock(os.path.join(self.directory, "cache.lock"))
+        handle = _lock(os.path.join(self.directory, "cache.lock"), fcntl.LOCK_EX)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
             self._make_room(num_bytes, place)
             with storage.output_errors(partial), open(partial, "wb") as file:
                 if num_bytes:
@@ -270,9 +271,20 @@ def _limit_from_environment() -> int | None:
     return int(text) if text else None
 
 
-def _open_lock(path: str) -> int:
+def _lock(path: str, how: int) -> int:
+    """A handle that holds the lock until it is closed.
+
+    Raises:
+        BlockingIOError: if `how` forbids to wait, and somebody else holds it.
+    """
     with storage.output_errors(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(handle, how)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 @contextlib.contextmanager
@@ -351,15 +363,15 @@ def _evict(folder: str) -> bool:
     """Removes a copy unless somebody uses it; never a folder that is not one of the cache."""
     if not os.path.exists(folder + ".lock"):
         return False
-    handle = _open_lock(folder + ".lock")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _clear(folder)
-        return True
+        handle = _lock(folder + ".lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    try:
+        _clear(folder)
     finally:
         os.close(handle)
+    return True
 
 
 def _clear(folder: str) -> None:

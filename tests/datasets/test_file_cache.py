@@ -1,9 +1,11 @@
+import contextlib
 import fcntl
 import gc
 import json
-import multiprocessing
 import os
-import time
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from returnn.util.file_cache import CachedFile as ReturnnCachedFile
 from seqshard.datasets import file_cache, init_dataset
 from seqshard.datasets.file_cache import CachedFile, FileCache, resolve_cached_files
 from seqshard.datasets.writers import SimpleHDFWriter
+from seqshard.io import storage
 from seqshard.io.errors import ConfigError, OutputError, SourceFormatError, SourceNotFoundError
 
 
@@ -152,7 +155,7 @@ def test_an_original_that_changes_meanwhile_is_refused(tmp_path, cache, monkeypa
 
 def test_a_crash_leaves_nothing_that_counts(tmp_path, cache):
     path = make(tmp_path, "a", b"a" * 600)
-    place = cache._place(str(path))
+    place = cache._place(str(path), storage.stamp(str(path)))
     os.makedirs(place.folder)
     for name in ("a", "a.partial"):
         with open(os.path.join(place.folder, name), "wb") as file:
@@ -209,46 +212,84 @@ def test_options_with_cached_files(tmp_path, cache):
     assert resolve_cached_files({"a": [1]}, cache) == ({"a": [1]}, [])
 
 
-def _get_and_hold(directory, path, barrier, counts):
-    made = []
-    original = file_cache._copy
+GET_AND_HOLD = """
+import sys, time
+from seqshard.datasets import file_cache
 
-    def counted(*args):
-        made.append(1)
-        time.sleep(0.1)
-        return original(*args)
+made = []
+original = file_cache._copy
 
-    file_cache._copy = counted
-    cache = FileCache(directory, max_bytes=1000)
-    barrier.wait()
-    try:
-        lease = cache.get(path)
-        counts.put((len(made), read(lease)))
-    except BaseException as error:
-        counts.put((-1, repr(error)))
-        raise
-    barrier.wait()
+def counted(*args):
+    made.append(1)
+    time.sleep(0.1)
+    return original(*args)
+
+file_cache._copy = counted
+print("ready", flush=True)
+sys.stdin.readline()
+lease = file_cache.FileCache(sys.argv[1], max_bytes=1000).get(sys.argv[2])
+with open(lease.paths[0], "rb") as file:
+    print(len(made), file.read() == b"a" * 700, flush=True)
+sys.stdin.readline()
+"""
 
 
 def test_one_copy_per_machine(tmp_path, cache):
+    """Whoever comes first makes the copy; nobody waits for those who already use it."""
     path = make(tmp_path, "a", b"a" * 700)
-    context = multiprocessing.get_context("fork")
-    barrier, counts = context.Barrier(4), context.Queue()
-    args = (cache.directory, str(path), barrier, counts)
-    processes = [context.Process(target=_get_and_hold, args=args) for _ in range(3)]
-    for process in processes:
-        process.start()
-    barrier.wait()
-    results = [counts.get() for _ in processes]
-    assert sorted(made for made, _ in results) == [0, 0, 1]
-    assert {content for _, content in results} == {b"a" * 700}
-    with pytest.raises(OutputError, match="in use"):
-        cache.get(make(tmp_path, "b", b"b" * 700))
-    barrier.wait()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    command = [sys.executable, "-c", GET_AND_HOLD, cache.directory, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(3)]
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = sorted(process.stdout.readline() for process in processes)
+        assert answers == ["0 True\n", "0 True\n", "1 True\n"]
+        with pytest.raises(OutputError, match="in use"):
+            cache.get(make(tmp_path, "b", b"b" * 700))
+    assert [process.returncode for process in processes] == [0, 0, 0]
     assert read(cache.get(tmp_path / "originals" / "b")) == b"b" * 700
+
+
+def test_nobody_waits_for_a_copy_in_use(tmp_path, cache, monkeypatch):
+    """The one who makes a copy may take its lease before those who waited for it wake up."""
+    path = make(tmp_path, "a", b"a")
+    waiting = threading.Event()
+    lock, others = file_cache._lock, []
+
+    def watched(path, how):
+        if (
+            path.endswith(".making.lock")
+            and threading.current_thread() is not threading.main_thread()
+        ):
+            waiting.set()
+        return lock(path, how)
+
+    original = file_cache._copy
+
+    def slow(*args):
+        thread = threading.Thread(target=lambda: others.append(cache.get(path)), daemon=True)
+        thread.start()
+        others.append(thread)
+        waiting.wait()
+        return original(*args)
+
+    monkeypatch.setattr(file_cache, "_lock", watched)
+    monkeypatch.setattr(file_cache, "_copy", slow)
+    lease = cache.get(path)
+    thread, *_ = others
+    thread.join()
+    assert others[1].paths == lease.paths
+
+
+def test_a_new_version_is_copied_while_the_old_one_is_read(tmp_path, cache):
+    path = make(tmp_path, "a", b"old")
+    old = cache.get(path)
+    path.write_bytes(b"newer")
+    new = cache.get(path)
+    assert [read(old), read(new)] == [b"old", b"newer"]
 
 
 def test_a_lease_ends_with_its_last_reference(tmp_path, cache):

@@ -8,6 +8,7 @@ import itertools
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -396,6 +397,7 @@ def test_a_forked_process_starts_its_own():
     assert dataset.is_less_than_num_seqs(5)
     pid = os.fork()
     if pid == 0:
+        signal.alarm(300)
         code = 1
         try:
             code = 0 if len(read_epoch(dataset, 2)) == 1000 else 2

@@ -228,6 +228,7 @@ def test_a_forked_process_leaves_the_trainer_alone():
         next(messages)
         pid = os.fork()
         if pid == 0:
+            signal.alarm(300)
             trainer.close()
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
