@@ -180,12 +180,20 @@ class Archive(EntryReader):
         except SourceFormatError as error:
             raise located(error, self.path, self.label(entry), start, raw=False) from error
 
-    def damage(self, entries: np.ndarray) -> dict[int, SourceFormatError]:
-        """The damaged ones of some entries, as far as their headers tell: row -> error."""
+    def damage(
+        self, entries: np.ndarray, checksum: np.ndarray | None = None
+    ) -> dict[int, SourceFormatError]:
+        """The damaged ones of some entries, as far as their headers tell: row -> error.
+
+        Args:
+            entries: int64.
+            checksum: uint32, the four bytes in front of each payload, if they were read already.
+        """
         table, total = self.table, len(self.data)
         begin, stored = table.payload[entries], table.stored[entries]
         outside = (begin < HEADER_BYTES + PAYLOAD_OFFSET) | (begin + stored > total)
-        checksum = gather(self.data, np.where(outside, 0, begin - 4), 4).view("<u4")[:, 0]
+        if checksum is None:
+            checksum = gather(self.data, np.where(outside, 0, begin - 4), 4).view("<u4")[:, 0]
         marked = (checksum != 0) & ~outside & (not self._ignore_checksum)
         errors = {}
         for row in np.flatnonzero(outside).tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -17,11 +18,14 @@ from . import features, labels
 from .alignment import decode_alignment
 from .allophones import load_label_map
 from .archive import Archive, Recover
-from .mapping import Buffer, close_map, gather, inflate, located, open_map
+from .mapping import HEADER_BYTES, Buffer, close_map, gather_file, inflate, located, open_map
 from .packets import VECTOR_ELEMENTS
+from .table import PAYLOAD_OFFSET
 
 _HEAD_INPUT = 512
 _GROUP = 2048
+# Longer entries are read through the map.
+_READ_BYTES = 4 << 20
 
 
 class _ArchiveSource:
@@ -36,6 +40,7 @@ class _ArchiveSource:
         self._recover: Recover = recover
         self._encoding = encoding
         self._data = open_map(self.path)
+        self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +52,7 @@ class _ArchiveSource:
         trace: TracebackType | None,
     ) -> None:
         close_map(self._data)
+        os.close(self._handle)
         if "_archive" in self.__dict__:
             self._archive.close()
 
@@ -55,13 +61,16 @@ class _ArchiveSource:
         return Archive(self.path, encoding=self._encoding, recover=self._recover)
 
     def _read_heads(
-        self, entries: np.ndarray, width: int, errors: dict[int, SeqshardError]
-    ) -> np.ndarray:
-        """uint8 [entries, width], the first bytes of each payload that has no error so far."""
+        self, entries: np.ndarray, width: int
+    ) -> tuple[np.ndarray, dict[int, SeqshardError]]:
+        """uint8 [entries, width], the first bytes of each payload, and the errors so far."""
         table = self._archive.table
-        begin = table.payload[entries].copy()
-        begin[list(errors)] = 0
-        heads = gather(self._data, begin, width)
+        begin = table.payload[entries]
+        inside = (begin >= HEADER_BYTES + PAYLOAD_OFFSET) & (begin < len(self._data))
+        raw = gather_file(self._handle, self._data, np.where(inside, begin - 4, 0), 4 + width)
+        checksum = np.ascontiguousarray(raw[:, :4]).view("<u4")[:, 0]
+        errors: dict[int, SeqshardError] = dict(self._archive.damage(entries, checksum))
+        heads = raw[:, 4:]
         for row in np.flatnonzero(table.compressed[entries]).tolist():
             if row not in errors:
                 stop = int(begin[row] + table.compressed[entries[row]])
@@ -72,7 +81,7 @@ class _ArchiveSource:
                     errors[row] = self._error(entries[row], SourceFormatError(what))
                 else:
                     heads[row] = np.frombuffer(head.ljust(width, b"\0"), np.uint8)
-        return heads
+        return heads, errors
 
     def _measure_rest(
         self,
@@ -137,15 +146,28 @@ class _ArchiveSource:
     def _check_inside(self, position: np.ndarray, num_bytes: np.ndarray) -> None:
         outside = np.flatnonzero((position < 0) | (position + num_bytes > len(self._data)))
         if len(outside):
-            raise self._error_at(
-                int(position[outside[0]]),
-                SourceFormatError(
-                    "the file ends before this sequence",
-                    expected=f"{int(num_bytes[outside[0]])} bytes",
-                    found=f"{len(self._data)} bytes in the file",
-                    hint="Was it changed after it was indexed?",
-                ),
-            )
+            raise self._ends_before(int(position[outside[0]]), int(num_bytes[outside[0]]))
+
+    def _ends_before(self, position: int, num_bytes: int) -> SourceFormatError:
+        error = SourceFormatError(
+            "the file ends before this sequence",
+            expected=f"{num_bytes} bytes",
+            found=f"{os.fstat(self._handle).st_size} bytes in the file",
+            hint="Was it changed after it was indexed?",
+        )
+        return self._error_at(position, error)
+
+    def _read(self, position: int, num_bytes: int, scratch: np.ndarray) -> tuple[Buffer, int]:
+        """A buffer with stored bytes, and where in it they start.
+
+        Reading takes half the time of page faults in the map.
+        """
+        if num_bytes > len(scratch):
+            return self._data, position
+        room = memoryview(scratch)
+        if os.preadv(self._handle, [room[:num_bytes]], position) != num_bytes:
+            raise self._ends_before(position, num_bytes)
+        return room, 0
 
     def _inflate(self, position: int, num_bytes: int, raw_bytes: int) -> bytes:
         try:
@@ -170,8 +192,7 @@ class FeatureSource(_ArchiveSource):
         """See `Source.index`."""
         archive = self._archive
         entries = archive.sequences
-        errors: dict[int, SeqshardError] = dict(archive.damage(entries))
-        heads = self._read_heads(entries, features.HEAD_BYTES, errors)
+        heads, errors = self._read_heads(entries, features.HEAD_BYTES)
         shapes = features.measure_heads(heads, archive.table.size[entries])
 
         def measure(row: int, data: Buffer) -> None:
@@ -194,12 +215,12 @@ class FeatureSource(_ArchiveSource):
         """See `Source.read_many`."""
         self._check_inside(position, num_bytes)
         copy = features.make_copier(out)
-        data = self._data
+        scratch = np.empty(min(_READ_BYTES, int(num_bytes.max(initial=0))), np.uint8)
         columns = (position, length, num_bytes, raw_bytes, start)
         for at, frames, stored, raw, first in zip(*(c.tolist() for c in columns), strict=True):
             try:
                 if raw < 0:
-                    copy(data, at, stored, frames, first)
+                    copy(*self._read(at, stored, scratch), stored, frames, first)
                 else:
                     copy(self._inflate(at, stored, raw), 0, raw, frames, first)
             except SourceFormatError as error:
@@ -255,8 +276,7 @@ class AlignmentSource(_ArchiveSource):
         """See `Source.index`."""
         archive = self._archive
         entries = archive.sequences
-        errors: dict[int, SeqshardError] = dict(archive.damage(entries))
-        heads = self._read_heads(entries, labels.HEAD_BYTES, errors)
+        heads, errors = self._read_heads(entries, labels.HEAD_BYTES)
         length = labels.measure_heads(heads, archive.table.size[entries])
 
         def measure(row: int, data: Buffer) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 
 import numpy as np
@@ -213,21 +214,23 @@ def test_headers_that_lie_are_noticed_when_read(make, writer):
     assert e.value.position == 30
 
 
-def test_a_file_that_shrank(rasr, tmp_path):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_file_that_shrank(rasr, tmp_path, is_open):
     data = (rasr / "robust" / "reference.cache").read_bytes()
     path = tmp_path / "x.cache"
     path.write_bytes(data)
     with FeatureSource(str(path)) as source:
         index = source.index()
-    path.write_bytes(data[:3000])
     out = np.zeros((int(index.length.sum()), 5), "f4")
     start = np.cumsum(index.length) - index.length
     columns = (index.position, index.length, index.num_bytes, index.raw_bytes)
-    with (
-        FeatureSource(str(path)) as source,
-        pytest.raises(SourceFormatError, match="the file ends before this sequence"),
-    ):
-        source.read_many(*columns, out, start)
+    with contextlib.ExitStack() as stack:
+        if not is_open:
+            os.truncate(path, 3000)
+        source = stack.enter_context(FeatureSource(str(path)))
+        os.truncate(path, 3000)
+        with pytest.raises(SourceFormatError, match=r"ends before this .*found 3000 bytes in the"):
+            source.read_many(*columns, out, start)
 
 
 def test_reading_needs_no_table(rasr, tmp_path, monkeypatch):
