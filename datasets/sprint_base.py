@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..io.errors import ConfigError, ShapeMismatchError
+from ..io.sprint.targets import TargetConverter
 from .access import OptionalNotImplementedError
 from .basic import Dataset
 from .numbers_dict import NumbersDict
 from .sprint_buffer import SeqBuffer
-from .sprint_targets import TargetConverter
 
 
 class SprintDatasetBase(Dataset):

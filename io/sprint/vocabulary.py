@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from ..io.errors import ConfigError, SourceFormatError, SourceNotFoundError
+from ..errors import ConfigError, SourceFormatError, SourceNotFoundError
 
 BPE_CONTINUES = "@@"
 END_OF_WORD = "</w>"
@@ -265,7 +265,7 @@ def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _read_labels(path: str) -> list[str]:
-    text = _read_text(path)
+    text = read_text(path)
     if not text.startswith("{"):
         labels = text.splitlines()
     else:
@@ -287,7 +287,7 @@ def _read_labels(path: str) -> list[str]:
 
 def _read_pairs(path: str) -> tuple[str, list[tuple[str, str]]]:
     """The version of the file's format, and its pairs."""
-    lines = _read_text(path).splitlines()
+    lines = read_text(path).splitlines()
     version = "0.1"
     if lines and lines[0].startswith("#version:"):
         version = lines.pop(0).split()[-1]
@@ -304,7 +304,12 @@ def _read_pairs(path: str) -> tuple[str, list[tuple[str, str]]]:
     return version, pairs
 
 
-def _read_text(path: str) -> str:
+def read_text(path: str) -> str:
+    """The content of a text file; gzip if its name ends in ".gz".
+
+    Raises:
+        SourceNotFoundError, SourceFormatError: if the file is missing, damaged or not UTF-8.
+    """
     try:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             return file.read().decode("utf-8")

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..io.errors import ConfigError, MissingSequenceError, ShapeMismatchError
+from ..errors import ConfigError, MissingSequenceError, ShapeMismatchError
 from .post_process import PostProcessor, get_post_processor
-from .seq_files import load_seq_list
-from .vocabulary import create_vocabulary
+from .vocabulary import create_vocabulary, read_text
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +149,9 @@ class TargetConverter:
 
 def _load_map(key: str, value: Any) -> Mapping[Any, Any]:
     if isinstance(value, str | os.PathLike):
-        return {label: index for index, label in enumerate(load_seq_list(value))}
+        return {
+            label: index for index, label in enumerate(read_text(os.fspath(value)).splitlines())
+        }
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"the map of target {key!r} is malformed",

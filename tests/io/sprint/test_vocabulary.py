@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from returnn.datasets.lm import get_post_processor_function
 from returnn.datasets.util.vocabulary import Vocabulary as Oracle
 
-from seqshard.datasets.post_process import get_post_processor
-from seqshard.datasets.vocabulary import Vocabulary, create_vocabulary
 from seqshard.io.errors import ConfigError, SourceFormatError, SourceNotFoundError
+from seqshard.io.sprint.post_process import get_post_processor
+from seqshard.io.sprint.vocabulary import Vocabulary, create_vocabulary
 
 WORDS = ["UNK", "hello", "world", "größe", "a"]
 PAIRS = ["h e", "l l", "he ll", "hell o</w>", "w o", "wo r", "l d</w>", "a b", "ab a", "ab a</w>"]

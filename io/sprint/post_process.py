@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..io.errors import ConfigError
+from ..errors import ConfigError
 
 PostProcessor = Callable[[str], str]
 
