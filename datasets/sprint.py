@@ -211,6 +211,7 @@ def _read_epoch(
 ) -> None:
     """The thread: brings all sequences from the process to the buffer."""
     error: BaseException | None = None
+    seen_all = False
     try:
         with process:
             for message in process.messages():
@@ -218,9 +219,10 @@ def _read_epoch(
                     break
             else:
                 _check_complete(process, buffer)
+                seen_all = True
     except BaseException as caught:
         error = caught
-    buffer.finish(error=error)
+    buffer.finish(seen_all, error)
 
 
 def _take_message(
