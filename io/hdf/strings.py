@@ -29,8 +29,11 @@ def read_strings(dataset: h5py.Dataset, path: str, entry: str, what: str) -> pa.
     values = dataset[...]
     if values.dtype.kind == "O":
         values = [value.partition(b"\0")[0] for value in values.tolist()]
+    array = pa.array(values, pa.binary())
+    if isinstance(array, pa.ChunkedArray):  # as Arrow makes it of more than 16 MiB
+        array = array.combine_chunks()
     try:
-        return pa.array(values, pa.binary()).cast(pa.string())
+        return array.cast(pa.string())
     except pa.ArrowInvalid as error:
         raise SourceFormatError(
             f"a {what} is not UTF-8", path, entry=entry, found=str(error)

@@ -138,6 +138,20 @@ def test_byte_strings_are_read_as_they_are(tmp_path):
     assert [array.tolist() for array in arrays] == [word.tolist() for word in words]
 
 
+def test_more_tags_than_arrow_keeps_in_one_chunk(tmp_path):
+    path = str(tmp_path / "long.hdf")
+    num_seqs = 600_000
+    tags = np.char.add(b"a/long/name/of/a/recording/", np.arange(num_seqs).astype("S6"))
+    with h5py.File(path, "w") as file:
+        file["inputs"] = np.zeros((num_seqs, 1), "int8")
+        file["seqLengths"] = np.pad(np.ones((num_seqs, 1), "int32"), ((0, 0), (0, 1)))
+        file["seqTags"] = tags
+    with HdfSource(path, "data") as source:
+        index = source.index()
+    assert index.tag[num_seqs - 1].as_py() == "a/long/name/of/a/recording/599999"
+    assert len(index.tag) == index.length.sum() == num_seqs
+
+
 def test_fingerprint_follows_the_tables_and_not_the_payload(tmp_path):
     def fingerprint(name, **options):
         options = {"inputs": features(), **options}
