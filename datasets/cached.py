@@ -122,6 +122,9 @@ class CachedDataset(Dataset):
             self._tag_index = TagIndex(self._get_tag_arrays())
         return self._tag_index
 
+    def _find_tag(self, tag: str) -> int:
+        return self._get_tag_index().find(tag)
+
     def supports_seq_order_sorting(self) -> bool:
         """Orders by length are possible."""
         return True
@@ -241,7 +244,7 @@ class CachedDataset(Dataset):
         Raises:
             MissingSequenceError: if there is no sequence with this tag.
         """
-        return self._get_data_by_real_seq_idx(self._get_tag_index().find(seq_tag), key)
+        return self._get_data_by_real_seq_idx(self._find_tag(seq_tag), key)
 
     def get_tag(self, sorted_seq_idx: int) -> str:
         """See `Dataset.get_tag`."""

@@ -175,12 +175,12 @@ class ManifestDataset(CachedDataset):
         seq = real_seq_idx - self._shard_start[shard]
         return str(data[offsets[seq] : offsets[seq + 1]], "utf-8")
 
-    def _find_tags(self, tags: Sequence[str]) -> np.ndarray:
-        if len(tags) == 1 and self._tag_index is None and self._num_scans < _SCANS_BEFORE_INDEX:
+    def _find_tag(self, tag: str) -> int:
+        if self._tag_index is None and self._num_scans < _SCANS_BEFORE_INDEX:
             self._num_scans += 1
-            shard, seq = self._get_index().find(tags[0])
-            return np.array([self._shard_start[shard] + seq], np.int64)
-        return super()._find_tags(tags)
+            shard, seq = self._get_index().find(tag)
+            return int(self._shard_start[shard] + seq)
+        return super()._find_tag(tag)
 
     def have_get_corpus_seq(self) -> bool:
         """Sequences can be read in any order."""
