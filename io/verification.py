@@ -14,7 +14,7 @@ from . import storage
 from .columns import column, encode_tags
 from .errors import ManifestError, SeqshardError, ShardIntegrityError
 from .hdf.file import get_dataset, open_file
-from .hdf.layout import INPUT_STREAM, column_order, dataset_name
+from .hdf.layout import INPUT_STREAM, dataset_name, length_table
 from .hdf.source import HdfSource
 from .index import IndexFile
 from .manifest import FileInfo, Manifest, ShardInfo, folder_of, load_manifest
@@ -215,8 +215,7 @@ def _check_structure(
         if tags is None or tags[...].tolist() != encode_tags(rows.column("tag")):
             yield problem("tags of shard and index differ")
         lengths = get_dataset(file, "seqLengths")
-        order = column_order(dict.fromkeys(manifest.streams))
-        expected = np.stack([column(rows, f"length.{name}") for name in order], axis=1)
+        expected = length_table({s: column(rows, f"length.{s}") for s in manifest.streams})
         if lengths is None or not np.array_equal(lengths[...], expected):
             yield problem("lengths of shard and index differ")
         if INPUT_STREAM not in manifest.streams and "inputs" in file:

@@ -6,7 +6,7 @@ and read at plain byte offsets. No times are stored: equal content gives equal b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import h5py
@@ -32,9 +32,21 @@ def dataset_name(stream: str) -> str:
     return "inputs" if stream == INPUT_STREAM else f"targets/data/{stream}"
 
 
-def column_order(streams: Mapping[str, StreamFormat]) -> list[str]:
+def column_order(streams: Iterable[str]) -> list[str]:
     """Streams in the order of the columns of seqLengths: inputs first, then targets sorted."""
     return sorted(streams, key=lambda name: (name != INPUT_STREAM, name))
+
+
+def length_table(lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What `seqLengths` holds, int64 [sequences, columns], from the lengths of all streams.
+
+    Where `data` is the only stream, a column of zeros follows: RETURNN expects one for the targets
+    of files that have none, and its writers leave it so.
+    """
+    columns = [lengths[name] for name in column_order(lengths)]
+    if list(lengths) == [INPUT_STREAM]:
+        columns.append(np.zeros_like(columns[0]))
+    return np.stack(columns, axis=1).astype(np.int64, copy=False)
 
 
 def create_skeleton(
@@ -58,7 +70,7 @@ def create_skeleton(
         PlanError: if a sequence is too long for the layout.
     """
     order = column_order(streams)
-    table = np.stack([lengths[name] for name in order], axis=1)
+    table = length_table(lengths)
     if table.size and table.max() > np.iinfo(np.int32).max:
         raise PlanError(
             "a sequence is too long for the HDF layout",
