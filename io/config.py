@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -14,9 +14,11 @@ import xxhash
 from . import storage
 from .errors import ConfigError, SourceNotFoundError
 from .records import StreamSpec
+from .trainers import SPOOLS, Trainer, TrainerTable, make_trainer
 
-SourceKind = Literal["sprint-features", "sprint-alignment", "hdf", "nextgen-hdf"]
-HDF_KINDS = ("hdf", "nextgen-hdf")
+SourceKind = Literal["sprint-features", "sprint-alignment", "hdf", "nextgen-hdf", "extern-sprint"]
+TRAINER_KIND = "extern-sprint"
+KEYED_KINDS = ("hdf", "nextgen-hdf", TRAINER_KIND)
 WILDCARDS = frozenset("*?[")
 RESERVED_NAMES = ("inputs", "length")
 
@@ -25,7 +27,8 @@ class StreamTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`[streams.NAME]` as written."""
 
     source: SourceKind
-    files: str | list[str]
+    files: str | list[str] = []
+    trainer: str | None = None
     key: str | None = None
     allophones: str | None = None
     state_tying: str | None = None
@@ -48,6 +51,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The whole file as written."""
 
     streams: dict[str, StreamTable]
+    trainers: dict[str, TrainerTable] = {}
     sequences: SequencesTable = SequencesTable()
 
 
@@ -61,12 +65,15 @@ class SourceFile:
         path: where to open it.
         name: the path as the manifest shows it: relative to the configuration's folder where it
             was given so, which keeps a dataset independent of where its sources stand.
+        partition: of the trainer that writes the file, or None. `path` is then relative to the
+            folder of the spools; see `Corpus.with_spools`.
     """
 
     ordinal: int
     spec: StreamSpec
     path: str
     name: str
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Corpus:
         segments: path of the list of tags to keep, or None.
         min_length, max_length: limits in frames of the first stream, inclusive; None is no limit.
         digest: hash of everything above, of the label files' and the segment list's content.
+        trainers: by name.
     """
 
     streams: tuple[StreamSpec, ...]
@@ -90,6 +98,15 @@ class Corpus:
     min_length: int
     max_length: int | None
     digest: str
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+
+    def with_spools(self, folder: str) -> Corpus:
+        """The corpus with the sources that trainers write in this folder."""
+        sources = tuple(
+            file if file.partition is None else replace(file, path=storage.join(folder, file.path))
+            for file in self.sources
+        )
+        return replace(self, sources=sources)
 
 
 def load_corpus(path: str) -> Corpus:
@@ -121,6 +138,7 @@ def _parse(path: str, data: bytes) -> ConfigFile:
         raise ConfigError("no [streams.NAME] table", path, hint="Describe at least one stream.")
     for name, table in config.streams.items():
         _check_stream(path, name, table)
+        _check_trainer(path, name, table, config.trainers)
     limits = config.sequences
     if limits.min_length < 0 or (
         limits.max_length is not None and limits.max_length < limits.min_length
@@ -143,9 +161,10 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
             path,
             entry=where,
         )
-    if not table.files:
+    if not table.files and table.source != TRAINER_KIND:
         raise ConfigError("no files given", path, entry=where, hint="Set files = [...].")
-    labels = (table.allophones, table.state_tying, table.phonemes, table.num_labels)
+    labels = [table.allophones, table.state_tying, table.phonemes]
+    labels += [table.num_labels] if table.source != TRAINER_KIND else []
     if table.source != "sprint-alignment" and any(value is not None for value in labels):
         raise ConfigError(
             "allophones, state_tying, phonemes and num_labels are for sprint-alignment only",
@@ -166,19 +185,43 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
         raise ConfigError(
             "num_labels must be 1 or more", path, entry=where, found=str(table.num_labels)
         )
-    if table.source not in HDF_KINDS and table.key is not None:
+    if table.source not in KEYED_KINDS and table.key is not None:
         raise ConfigError("key is for hdf sources only", path, entry=where)
 
 
+def _check_trainer(
+    path: str, name: str, table: StreamTable, trainers: dict[str, TrainerTable]
+) -> None:
+    where = f"streams.{name}"
+    if table.source != TRAINER_KIND:
+        if table.trainer is not None:
+            raise ConfigError(f"trainer is for {TRAINER_KIND} sources only", path, entry=where)
+        return
+    if table.files:
+        raise ConfigError("sequences of a trainer come from no files", path, entry=where)
+    if table.trainer not in trainers:
+        raise ConfigError(
+            "no such trainer" if table.trainer else "no trainer given",
+            path,
+            entry=where,
+            expected=", ".join(f"trainer = {known!r}" for known in trainers) or None,
+            found=repr(table.trainer) if table.trainer else None,
+            hint="Describe it in [trainers.NAME].",
+        )
+
+
 def _resolve(config: ConfigFile, path: str, folder: str) -> Corpus:
-    streams, sources, ordinals = [], [], {}
-    for name, table in config.streams.items():
-        spec = _stream_spec(name, table, path, folder)
-        streams.append(spec)
-        for file in _resolve_files(table, f"streams.{name}", path, folder):
-            if (name, file) not in ordinals:
-                ordinals[name, file] = len(sources)
-                sources.append(SourceFile(len(sources), spec, file, storage.relative(file, folder)))
+    streams = [_stream_spec(name, table, path, folder) for name, table in config.streams.items()]
+    trainers = _resolve_trainers(config, path, folder)
+    sources: list[SourceFile] = []
+    for spec, table in zip(streams, config.streams.values(), strict=True):
+        if spec.trainer is not None:
+            sources += _spools(trainers[spec.trainer], spec, streams, len(sources))
+            continue
+        files = dict.fromkeys(_resolve_files(table, f"streams.{spec.name}", path, folder))
+        for file in files:
+            name = storage.relative(file, folder)
+            sources.append(SourceFile(len(sources), spec, file, name))
     limits = config.sequences
     segments = None if limits.segments is None else storage.join(folder, limits.segments)
     for extra in filter(None, [segments, *(f for s in streams for f in _label_files(s))]):
@@ -190,8 +233,30 @@ def _resolve(config: ConfigFile, path: str, folder: str) -> Corpus:
         segments,
         limits.min_length,
         limits.max_length,
-        _digest(config, streams, sources, segments),
+        _digest(config, streams, sources, segments, trainers),
+        trainers,
     )
+
+
+def _resolve_trainers(config: ConfigFile, path: str, folder: str) -> dict[str, Trainer]:
+    """The trainers that streams refer to."""
+    used = {table.trainer for table in config.streams.values()}
+    return {
+        name: make_trainer(name, table, path, folder)
+        for name, table in config.trainers.items()
+        if name in used
+    }
+
+
+def _spools(
+    trainer: Trainer, spec: StreamSpec, streams: list[StreamSpec], ordinal: int
+) -> Iterator[SourceFile]:
+    """The files that a trainer will write, as sources of one of its streams."""
+    key = trainer.spool_key([other for other in streams if other.trainer == trainer.name])
+    for partition in range(trainer.options.partitions):
+        name = trainer.spool_name(partition)
+        path = f"{SPOOLS}-{key}/{name}"
+        yield SourceFile(ordinal + partition, spec, path, name, partition)
 
 
 def _stream_spec(name: str, table: StreamTable, path: str, folder: str) -> StreamSpec:
@@ -201,13 +266,14 @@ def _stream_spec(name: str, table: StreamTable, path: str, folder: str) -> Strea
     return StreamSpec(
         name=name,
         source=table.source,
-        key=table.key or (name if table.source in HDF_KINDS else "data"),
+        key=table.key or (name if table.source in KEYED_KINDS else "data"),
         allophones=place(table.allophones),
         state_tying=place(table.state_tying),
         phonemes=place(table.phonemes),
         silence=table.silence,
         num_labels=table.num_labels,
         soft=table.soft,
+        trainer=table.trainer,
     )
 
 
@@ -240,12 +306,16 @@ def _label_files(spec: StreamSpec) -> list[str]:
 
 
 def _digest(
-    config: ConfigFile, streams: list[StreamSpec], sources: list[SourceFile], segments: str | None
+    config: ConfigFile,
+    streams: list[StreamSpec],
+    sources: list[SourceFile],
+    segments: str | None,
+    trainers: dict[str, Trainer],
 ) -> str:
     """Hash of the meaning of a configuration.
 
     Sources count by their names as the manifest shows them, label files and the segment list by
-    their content.
+    their content, trainers by what is written of them.
     """
     hasher = xxhash.xxh3_128()
     tables = [
@@ -254,7 +324,9 @@ def _digest(
     ]
     hasher.update(msgspec.json.encode([tables, _without_paths(config.sequences, "segments")]))
     hasher.update(msgspec.json.encode([(s.spec.name, s.name) for s in sources]))
+    hasher.update(msgspec.json.encode([(t.name, t.definition()) for t in trainers.values()]))
     extra = [file for spec in streams for file in _label_files(spec)]
+    extra += [file for trainer in trainers.values() for file in trainer.target_files()]
     for file in [*extra, *([segments] if segments else [])]:
         content = storage.read_bytes(file)
         hasher.update(len(content).to_bytes(8, "little"))

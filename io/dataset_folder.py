@@ -78,14 +78,8 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
             staging.output,
             hint="Choose another --output, or replace it with --overwrite.",
         )
-    unknown = not finished and STAGING not in names and any(map(SHARD_PATTERN.fullmatch, names))
-    if unknown and not overwrite:
-        raise OutputExistsError(
-            "the output folder holds shards but neither a manifest nor traces of an unfinished "
-            "build",
-            staging.output,
-            hint="Choose another --output, or replace them with --overwrite.",
-        )
+    if not finished and not overwrite:
+        _refuse_unknown_shards(staging.output, names)
     storage.make_folder(staging.folder)
     if finished and not (same and _restore_receipts(staging)):
         storage.remove(storage.join(staging.output, MANIFEST_NAME))
@@ -94,6 +88,35 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
         storage.join(staging.folder, "plan.json"),
         msgspec.json.encode(progress | {"num_seqs": sum(plan.seqs_per_shard)}),
     )
+
+
+def refuse_rerun(output: str, overwrite: bool) -> None:
+    """Refuses, before trainers run, a folder that `prepare_output` may refuse after they ran.
+
+    Raises:
+        OutputExistsError: if the folder holds a dataset, or shards of unknown origin.
+    """
+    names = storage.list_names(output)
+    if overwrite:
+        return
+    if MANIFEST_NAME in names:
+        raise OutputExistsError(
+            "the output folder holds a dataset already, and whether it is the same could only be "
+            "told when all trainers have run again",
+            output,
+            hint="Choose another --output, or replace it with --overwrite.",
+        )
+    _refuse_unknown_shards(output, names)
+
+
+def _refuse_unknown_shards(output: str, names: list[str]) -> None:
+    if STAGING not in names and any(map(SHARD_PATTERN.fullmatch, names)):
+        raise OutputExistsError(
+            "the output folder holds shards but neither a manifest nor traces of an unfinished "
+            "build",
+            output,
+            hint="Choose another --output, or replace them with --overwrite.",
+        )
 
 
 def _saved_plan(output: str) -> str | None:

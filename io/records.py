@@ -23,13 +23,17 @@ class StreamSpec:
 
     Attributes:
         name: key of the stream in the dataset, for example "data" or "classes".
-        source: kind of source: "sprint-features", "sprint-alignment", "hdf" or "nextgen-hdf".
-        key: data key inside HDF sources ("data" means `inputs`), stream inside NextGen sources.
+        source: kind of source: "sprint-features", "sprint-alignment", "hdf", "nextgen-hdf" or
+            "extern-sprint".
+        key: data key inside HDF sources ("data" means `inputs`), stream inside NextGen sources,
+            target that a trainer sends ("data" means the features).
         allophones, state_tying, phonemes: paths of the label files of an alignment, or None.
         silence: the silence phoneme of an alignment.
-        num_labels: number of classes where no label file tells it (emission alignments), or None.
+        num_labels: number of classes where nothing else tells it (emission alignments, targets of
+            a trainer), or None.
         soft: what to do with weighted alignments: "error", or "best" for the label of largest
             weight in each frame.
+        trainer: name of the trainer that sends the stream, or None.
     """
 
     name: str
@@ -41,6 +45,7 @@ class StreamSpec:
     silence: str = "[SILENCE]"
     num_labels: int | None = None
     soft: str = "error"
+    trainer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,12 @@ def open_source(spec: StreamSpec, path: str, recover: bool = False) -> Source:
             from .hdf.nextgen_source import NextGenSource
 
             return NextGenSource(path, spec.key)
+        case "extern-sprint":
+            from .hdf.source import HdfSource
+
+            return HdfSource(path, spec.name)  # a spool: see io/sprint/spool.py
         case kind:
             raise ConfigError(
                 f"unknown source kind {kind!r} of stream {spec.name!r}",
-                expected="sprint-features, sprint-alignment, hdf or nextgen-hdf",
+                expected="sprint-features, sprint-alignment, hdf, nextgen-hdf or extern-sprint",
             )

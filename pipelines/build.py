@@ -29,6 +29,7 @@ def build(
     from seqshard.transforms.join_streams import JoinStreams
     from seqshard.transforms.plan_shards import PlanShards
     from seqshard.transforms.prepare_output import PrepareOutput
+    from seqshard.transforms.spool_trainers import SpoolTrainers
     from seqshard.transforms.survey_sources import SurveySources
     from seqshard.transforms.write_manifest import WriteManifest
     from seqshard.transforms.write_shards import WriteShards
@@ -37,6 +38,8 @@ def build(
     plan_options = [str(order), options.num_shards, options.shard_bytes, skip]
 
     sources = root | "Sources" >> beam.Create(corpus.sources, reshuffle=False)
+    if corpus.trainers:
+        sources = sources | "SpoolTrainers" >> SpoolTrainers(corpus.trainers)
     index = sources | "IndexSources" >> IndexSources(skip, num_buckets(corpus))
     survey = index.surveys | "SurveySources" >> SurveySources(corpus, plan_options)
     joined = index.rows | "JoinStreams" >> JoinStreams(corpus, order, survey)
@@ -84,16 +87,26 @@ def run_build(options: BuildOptions) -> Manifest:
         SeqshardError: of the kind that tells what went wrong.
     """
     from seqshard.io import storage
+    from seqshard.io.dataset_folder import refuse_rerun
+    from seqshard.io.receipts import STAGING
 
     corpus = load_corpus(options.config)
     storage.check_writable(options.output)
+    if corpus.trainers:
+        refuse_rerun(options.output, options.overwrite)
+        corpus = corpus.with_spools(storage.join(options.output, STAGING))
     import_beam(options.verbose)
     import apache_beam as beam
 
     from seqshard.pipelines.progress import watch_build
+    from seqshard.runners.local import THREADS_FROM_BYTES
     from seqshard.runners.select import make_options
 
-    num_bytes = sum(storage.stamp(file.path).num_bytes for file in corpus.sources)
+    existing = (file.path for file in corpus.sources if file.partition is None)
+    num_bytes = sum(storage.stamp(path).num_bytes for path in existing)
+    if corpus.trainers:
+        # How much they will send is not known, and they run in parallel only with workers.
+        num_bytes = max(num_bytes, THREADS_FROM_BYTES)
     beam_options = make_options(options.runner, options.beam_args, num_bytes)
     with quiet_stderr(options.verbose) as terminal, watch_build(options.output, terminal):
         pipeline = beam.Pipeline(options=beam_options)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from seqshard.io.config import Corpus, load_corpus
+from seqshard.io.errors import ConfigError
 from seqshard.pipelines.command import import_beam, run_command
 from seqshard.pipelines.options import add_plan_arguments, shard_limits
 from seqshard.transforms.order import SeqOrdering, parse_ordering
@@ -86,6 +87,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m pipelines.pla
         limits = shard_limits(args)
         ordering = parse_ordering(args.seq_ordering)
         corpus = load_corpus(args.config)
+        if corpus.trainers:
+            raise ConfigError(
+                "what trainers send is only known when they have run, which a dry run does not do",
+                args.config,
+                hint="Run the build.",
+            )
         import_beam(args.verbose)
         for line in describe_plan(corpus, ordering, *limits, args.on_error == "skip"):
             print(line)

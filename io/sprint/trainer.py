@@ -58,6 +58,7 @@ class TrainerSpec:
         start_timeout: seconds without a sign of life, neither message nor log, that the trainer
             may take before its first message; None for any.
         timeout: the same between messages, and for ending.
+        folder: where to run it, or None for here.
     """
 
     executable: tuple[str, ...]
@@ -69,6 +70,7 @@ class TrainerSpec:
     keep_order: bool = False
     start_timeout: float | None = 3600.0
     timeout: float | None = 900.0
+    folder: str | None = None
 
 
 def expand_arguments(config: Any) -> list[str]:
@@ -179,6 +181,7 @@ class TrainerProcess:
                     *self.spec.executable,
                     *options,
                 ],
+                cwd=self.spec.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output_fd,
                 stderr=output_fd,

@@ -107,7 +107,7 @@ WRONG = {
     "unknown-filter": (HDF + "[sequences]\nmin_len = 3\n", "unknown field `min_len`.*sequences"),
     "unknown-source": ('[streams.x]\nsource = "wav"\nfiles = "x.hdf"\n', "'wav'.*source"),
     "no-source": ('[streams.x]\nfiles = "x.hdf"\n', "missing required field `source`"),
-    "no-files": ('[streams.x]\nsource = "hdf"\n', "missing required field `files`"),
+    "no-files": ('[streams.x]\nsource = "hdf"\n', "'streams.x': no files given"),
     "empty-files": ('[streams.x]\nsource = "hdf"\nfiles = []\n', "'streams.x': no files given"),
     "number-files": ('[streams.x]\nsource = "hdf"\nfiles = [3]\n', "got `int`.*files"),
     "text-length": (HDF + '[sequences]\nmin_length = "3"\n', "Expected `int`, got `str`"),
