@@ -18,7 +18,6 @@ import contextlib
 import io
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,12 +25,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from corpus import SprintCorpus, make_corpus
+from environment import ROOT, environment
 
-ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).with_name("build.json")
 SETTLE_SECONDS = 2.0
 DUMP_BYTES = 4_000_000
@@ -173,7 +171,6 @@ def summarise(
     of_copy = [copied / built for copied, built in pairs]
     dump_rate = small.num_bytes / median["hdf_dump"]
     build_rate = corpus.num_bytes / median["build"]
-    commit = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     return {
         "corpus_bytes": corpus.num_bytes,
         "num_seqs": corpus.num_seqs,
@@ -187,12 +184,7 @@ def summarise(
         "build_over_hdf_dump": build_rate / dump_rate,
         "build_over_copy": statistics.median(of_copy),
         "peak_private_bytes": max(figures["memory"]),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            name: version(name) for name in ("apache-beam", "numpy", "h5py", "pyarrow", "returnn")
-        }
-        | {"python": platform.python_version()},
-        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        **environment(("apache-beam", "numpy", "h5py", "pyarrow", "returnn")),
     }
 
 
