@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..io import storage
-from ..io.errors import ShardIntegrityError
+from ..io.errors import ConfigError, ShardIntegrityError
 from ..io.hdf.layout import INPUT_STREAM, column_order
 from ..io.manifest import Manifest, folder_of, load_manifest
 from ..io.records import StreamFormat
@@ -45,12 +45,19 @@ class ManifestDataset(CachedDataset):
     Raises:
         ManifestError: if there is no manifest, or it is malformed.
         ManifestVersionError: if its version is unknown.
+        ConfigError: if the shards are in the NextGen layout.
     """
 
     def __init__(self, manifest: str | os.PathLike[str], **dataset_options: Any) -> None:
         super().__init__(**dataset_options)
         self._manifest = os.fspath(manifest)
         self.info: Manifest = load_manifest(self._manifest)
+        if self.info.layout != "returnn":
+            raise ConfigError(
+                f"this dataset has the layout {self.info.layout!r}, which has no arrays to map",
+                self._manifest,
+                hint="Read its files with NextGenHDFDataset, or build without --layout.",
+            )
         self._folder = folder_of(self._manifest)
         self._take_formats(self.info.streams)
         self._num_seqs = self.info.num_seqs

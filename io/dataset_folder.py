@@ -14,6 +14,7 @@ import pyarrow as pa
 from . import storage
 from .columns import column
 from .errors import OutputError, OutputExistsError, SeqshardError
+from .hdf.nextgen_layout import check_streams
 from .index import IndexFile, index_schema
 from .manifest import (
     FORMAT,
@@ -57,6 +58,7 @@ class DatasetPlan:
     seq_ordering: str
     seqs_per_shard: tuple[int, ...]
     num_bytes: int
+    layout: str = "returnn"
 
 
 def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None:
@@ -68,7 +70,10 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
     Raises:
         OutputExistsError: if the folder holds another dataset, or shards of unknown origin.
         OutputError: if it cannot be written.
+        PlanError: if the layout cannot hold a stream.
     """
+    if plan.layout == "nextgen":
+        check_streams(plan.streams)
     names = storage.list_names(staging.output)
     finished = MANIFEST_NAME in names
     same = finished and _saved_plan(staging.output) == staging.plan
@@ -197,6 +202,7 @@ def complete_dataset(
         index=index,
         rejected=rejected_info,
         statistics=statistics,
+        layout=plan.layout,
     )
     clean_folder(staging.output, {info.path for info in infos}, keep_rejected=bool(rejected))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -15,6 +15,7 @@ from .records import StreamFormat
 
 FORMAT = "seqshard"
 VERSION = 1
+LAYOUTS = ("returnn", "nextgen")
 MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "index.arrow"
 REJECTED_NAME = "rejected.jsonl"
@@ -38,9 +39,12 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """A stream's array in a shard: first byte, and shape [frames, *frame shape]."""
+    """A stream in a shard: first byte of its array, and shape [frames, *frame shape].
 
-    offset: int
+    In the NextGen layout there is no such array, but one per sequence, and `offset` is None.
+    """
+
+    offset: int | None
     shape: tuple[int, ...]
 
 
@@ -68,7 +72,10 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole manifest. `plan` identifies configuration and sources; equal plans, equal bytes."""
+    """The whole manifest. `plan` identifies configuration and sources; equal plans, equal bytes.
+
+    `layout` is one of LAYOUTS, and says what the shards are like.
+    """
 
     format: str
     version: int
@@ -84,6 +91,7 @@ class Manifest:
     index: FileInfo
     rejected: FileInfo | None = None
     statistics: dict[str, Any] = field(default_factory=dict)
+    layout: str = "returnn"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -144,6 +152,14 @@ def folder_of(path: str) -> str:
 
 
 def _check(manifest: Manifest, path: str) -> None:
+    if manifest.layout not in LAYOUTS:
+        raise ManifestVersionError(
+            "this layout of shards is unknown",
+            path,
+            expected=" or ".join(LAYOUTS),
+            found=repr(manifest.layout),
+            hint="Update seqshard.",
+        )
     files = [shard.path for shard in manifest.shards]
     files += [info.path for info in (manifest.index, manifest.rejected) if info is not None]
     for name in files:
@@ -191,7 +207,9 @@ def _check_shard(manifest: Manifest, shard: ShardInfo, path: str) -> None:
     for name, array in shard.arrays.items():
         stream = manifest.streams[name]
         shape = (shard.num_frames[name], *stream.shape)
-        if array.shape != shape or array.offset < 0 or min(shape) < 0:
+        placed = array.offset is not None and array.offset >= 0
+        consistent = placed == (manifest.layout == "returnn") and array.shape == shape
+        if not consistent or min(shape) < 0:
             raise ManifestError(
                 f"the array of stream {name!r} is described inconsistently",
                 path,

@@ -19,14 +19,12 @@ import xxhash
 from . import storage
 from .columns import column, encode_tags, take
 from .config import SourceFile
-from .errors import OutputError, SeqshardError, SourceFormatError
-from .hdf.file import open_file
-from .hdf.layout import ArrayPlace, create_skeleton, dataset_name
+from .errors import SeqshardError, SourceFormatError
 from .index import index_batch
 from .manifest import ArrayInfo, ShardInfo, shard_name
 from .receipts import Receipt, Rejection, Staging, hash_file
 from .records import StreamFormat
-from .shard_file import ShardFile
+from .shard_layouts import ShardWriter, open_shard
 from .sources import Source, open_source
 from .statistics import StreamStatistics, measure
 
@@ -45,6 +43,7 @@ class ShardJob:
         staging: where the receipts go.
         num_shards: how many shards there will be.
         skip_damaged: whether a sequence that cannot be decoded is rejected instead of fatal.
+        layout: what shards are like, one of `manifest.LAYOUTS`.
     """
 
     sources: tuple[SourceFile, ...]
@@ -52,6 +51,7 @@ class ShardJob:
     staging: Staging
     num_shards: int
     skip_damaged: bool = False
+    layout: str = "returnn"
 
 
 def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
@@ -131,15 +131,13 @@ def _write_file(
 ) -> tuple[ShardInfo, dict[str, StreamStatistics], pa.RecordBatch]:
     tags = rows.column("tag")
     lengths = {stream: column(rows, f"length.{stream}") for stream in job.streams}
-    places = create_skeleton(target, job.streams, lengths, encode_tags(tags))
     digests, statistics = {}, {}
-    with ShardFile(target) as file:
-        for stream, place in places.items():
+    with open_shard(job.layout, target, job.streams, lengths, encode_tags(tags)) as file:
+        for stream in file.order:
             digests[stream], statistics[stream] = _write_stream(
-                job.streams[stream], pool, _stream_columns(rows, stream), place.offset, file
+                stream, job.streams[stream], pool, _stream_columns(rows, stream), file
             )
         file_bytes, digest = file.finish()
-    _check_file(target, places)
     info = ShardInfo(
         path=name,
         num_seqs=rows.num_rows,
@@ -149,7 +147,10 @@ def _write_file(
         ),
         file_bytes=file_bytes,
         xxh3_128=digest,
-        arrays={s: ArrayInfo(places[s].offset, places[s].shape) for s in job.streams},
+        arrays={
+            stream: ArrayInfo(file.offsets[stream], (int(lengths[stream].sum()), *kind.shape))
+            for stream, kind in job.streams.items()
+        },
     )
     ordered = {stream: statistics[stream] for stream in job.streams}
     return info, ordered, index_batch(tags, lengths, digests)
@@ -160,11 +161,11 @@ def _stream_columns(rows: pa.RecordBatch, stream: str) -> dict[str, np.ndarray]:
 
 
 def _write_stream(
+    stream: str,
     kind: StreamFormat,
     pool: SourcePool,
     rows: dict[str, np.ndarray],
-    offset: int,
-    file: ShardFile,
+    file: ShardWriter,
 ) -> tuple[np.ndarray, StreamStatistics]:
     """Copies one stream of a shard; returns the digests of its sequences and its statistics."""
     stop = np.cumsum(rows["length"])
@@ -173,12 +174,11 @@ def _write_stream(
     statistics = StreamStatistics()
     for first, last in split_blocks(start, max(1, BLOCK_BYTES // max(1, kind.frame_bytes))):
         base, num_frames = int(start[first]), int(stop[last - 1] - start[first])
-        at = offset + base * kind.frame_bytes
-        raw = file.buffer(at, num_frames * kind.frame_bytes)
+        raw = file.buffer(stream, slice(first, last))
         block = raw.view(kind.dtype).reshape(num_frames, *kind.shape)
         part = {name: values[first:last] for name, values in rows.items()}
         read_rows(pool, part, block, start[first:last] - base)
-        file.write(at, raw)
+        file.write(stream, slice(first, last), raw)
         bounds = (start[first:last] - base) * kind.frame_bytes
         sizes = rows["length"][first:last] * kind.frame_bytes
         digests[first:last] = digest_rows(raw, bounds, sizes)
@@ -254,19 +254,3 @@ def _drop_damaged(
                 source = job.sources[int(columns["source"][row])].name
                 rejected.append(Rejection(tag, stream, source, error.reason))
     return take(rows, np.flatnonzero(good)), tuple(rejected)
-
-
-def _check_file(path: str, places: Mapping[str, ArrayPlace]) -> None:
-    """Reopens a finished file: every array must lie where its payload was written."""
-    with open_file(path) as file:
-        for stream, place in places.items():
-            dataset = file[dataset_name(stream)]
-            found = ArrayPlace(int(dataset.id.get_offset() or 0), dataset.shape)
-            if found != place:
-                raise OutputError(
-                    "the file changed while it was written",
-                    path,
-                    entry=stream,
-                    expected=str(place),
-                    found=str(found),
-                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from .columns import column, encode_tags
 from .errors import ManifestError, SeqshardError, ShardIntegrityError
 from .hdf.file import get_dataset, open_file
 from .hdf.layout import INPUT_STREAM, dataset_name, length_table
+from .hdf.nextgen_source import NextGenSource
 from .hdf.source import HdfSource
 from .index import IndexFile
 from .manifest import FileInfo, Manifest, ShardInfo, folder_of, load_manifest
@@ -159,10 +161,14 @@ def _check_shard(
         problems.append(ManifestError("index and manifest differ", index.path, info.path))
     with storage.local_copy(path) as local:
         if not damage:
-            problems += _check_structure(local, manifest, info, rows)
+            check = _check_nextgen if manifest.layout == "nextgen" else _check_structure
+            problems += check(local, manifest, info, rows)
         statistics = {}
         for name in manifest.streams:
-            spoilt, statistics[name] = _check_payload(local, manifest, info, rows, name)
+            try:
+                spoilt, statistics[name] = _check_payload(local, manifest, info, rows, name)
+            except SeqshardError as error:
+                spoilt = [error]
             problems += spoilt
     return problems, statistics
 
@@ -226,18 +232,33 @@ def _check_structure(
                 yield problem(f"stream {name!r} has another format than the manifest says")
 
 
+def _check_nextgen(
+    path: str, manifest: Manifest, info: ShardInfo, rows: pa.RecordBatch
+) -> Iterator[SeqshardError]:
+    """`_check_structure` for the NextGen layout."""
+    for name, stream in manifest.streams.items():
+        with NextGenSource(path, name) as source:
+            found = source.index()
+        yield from (error for _, error in found.damaged)
+        if not found.tag.equals(rows.column("tag")):
+            yield ShardIntegrityError("tags of shard and index differ", info.path)
+        if found.format not in (stream, None):
+            what = f"stream {name!r} has another format than the manifest says"
+            yield ShardIntegrityError(what, info.path)
+
+
 def _check_payload(
     path: str, manifest: Manifest, info: ShardInfo, rows: pa.RecordBatch, name: str
 ) -> tuple[list[SeqshardError], StreamStatistics]:
-    kind, array = manifest.streams[name], info.arrays[name]
+    kind = manifest.streams[name]
     length, start = column(rows, f"length.{name}").astype(np.int64), column(rows, f"start.{name}")
     expected = column(rows, f"digest.{name}")
     statistics, damaged = StreamStatistics(), []
-    with open(path, "rb") as file:
-        read = _block_reader(file.fileno(), kind, array.offset)
+    opened = _open_sequences if manifest.layout == "nextgen" else _open_array
+    with opened(path, kind, name, info, start) as (position, read):
         for first, last in split_blocks(start, max(1, BLOCK_BYTES // max(1, kind.frame_bytes))):
             begin, end = int(start[first]), int(start[last - 1] + length[last - 1])
-            block = read(begin, end)
+            block = read(slice(first, last), begin, end)
             if len(block) != end - begin:
                 what = f"the payload of stream {name!r} ends too early"
                 return [ShardIntegrityError(what, info.path)], statistics
@@ -252,22 +273,52 @@ def _check_payload(
             f"the payload of stream {name!r} does not have its digest",
             info.path,
             tags[row].as_py(),
-            array.offset + int(start[row]) * kind.frame_bytes,
+            int(position[row]),
         )
         for row in damaged
     ], statistics
 
 
-def _block_reader(handle: int, kind: StreamFormat, offset: int) -> Callable[[int, int], np.ndarray]:
-    dtype = np.dtype(kind.dtype)
+# Reads a block: its rows, and its first and last frame among all frames of the stream in the shard.
+_ReadBlock = Callable[[slice, int, int], np.ndarray]
 
-    def read(begin: int, end: int) -> np.ndarray:
-        size = (end - begin) * kind.frame_bytes
-        data = os.pread(handle, size, offset + begin * kind.frame_bytes)
-        if not kind.frame_bytes:
-            return np.empty((end - begin, *kind.shape), dtype)
-        whole = len(data) // kind.frame_bytes
-        frames = np.frombuffer(data, dtype, whole * kind.frame_bytes // dtype.itemsize)
-        return frames.reshape(whole, *kind.shape)
 
-    return read
+@contextlib.contextmanager
+def _open_array(
+    path: str, kind: StreamFormat, name: str, info: ShardInfo, start: np.ndarray
+) -> Iterator[tuple[np.ndarray, _ReadBlock]]:
+    """Where the sequences of a stream are in a file of RETURNN's layout, and how to read them."""
+    dtype, offset = np.dtype(kind.dtype), info.arrays[name].offset or 0
+    with open(path, "rb") as file:
+
+        def read(_: slice, begin: int, end: int) -> np.ndarray:
+            size = (end - begin) * kind.frame_bytes
+            data = os.pread(file.fileno(), size, offset + begin * kind.frame_bytes)
+            if not kind.frame_bytes:
+                return np.empty((end - begin, *kind.shape), dtype)
+            whole = len(data) // kind.frame_bytes
+            frames = np.frombuffer(data, dtype, whole * kind.frame_bytes // dtype.itemsize)
+            return frames.reshape(whole, *kind.shape)
+
+        yield offset + start * kind.frame_bytes, read
+
+
+@contextlib.contextmanager
+def _open_sequences(
+    path: str, kind: StreamFormat, name: str, info: ShardInfo, start: np.ndarray
+) -> Iterator[tuple[np.ndarray, _ReadBlock]]:
+    """The same for a file of the NextGen layout."""
+    with NextGenSource(path, name) as source:
+        index = source.index()
+        for _, error in index.damaged:
+            raise error
+        if not np.array_equal(np.cumsum(index.length) - index.length, start):
+            raise ShardIntegrityError(f"lengths of shard and index differ in {name!r}", info.path)
+
+        def read(rows: slice, begin: int, end: int) -> np.ndarray:
+            out = np.empty((end - begin, *kind.shape), np.dtype(kind.dtype))
+            columns = (index.position, index.length, index.num_bytes, index.raw_bytes)
+            source.read_many(*(values[rows] for values in columns), out, start[rows] - begin)
+            return out
+
+        yield index.position, read

@@ -35,7 +35,8 @@ def build(
     from seqshard.transforms.write_shards import WriteShards
 
     order, output, skip = options.ordering, options.output, options.skip_damaged
-    plan_options = [str(order), options.num_shards, options.shard_bytes, skip]
+    layout = options.layout
+    plan_options = [str(order), options.num_shards, options.shard_bytes, skip, layout]
 
     sources = root | "Sources" >> beam.Create(corpus.sources, reshuffle=False)
     if corpus.trainers:
@@ -46,10 +47,14 @@ def build(
     shard_plan = joined.rows | "PlanShards" >> PlanShards(
         order, options.num_shards, options.shard_bytes, corpus.on_missing, joined.problems
     )
-    plan = shard_plan | "PrepareOutput" >> PrepareOutput(output, order, options.overwrite, survey)
-    shards = joined.rows | "WriteShards" >> WriteShards(corpus, output, skip, plan)
+    plan = shard_plan | "PrepareOutput" >> PrepareOutput(
+        output, order, layout, options.overwrite, survey
+    )
+    shards = joined.rows | "WriteShards" >> WriteShards(corpus, output, layout, skip, plan)
     rejected = (joined.rejected, joined.problems) | "AllRejected" >> beam.Flatten()
-    return shards | "WriteManifest" >> WriteManifest(output, order, provenance, plan, rejected)
+    return shards | "WriteManifest" >> WriteManifest(
+        output, order, layout, provenance, plan, rejected
+    )
 
 
 def num_buckets(corpus: Corpus) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..io.errors import ConfigError
+from ..io.manifest import LAYOUTS
 from ..transforms.order import SeqOrdering, parse_ordering
 
 DEFAULT_SHARD_SIZE = "512MB"
@@ -28,6 +29,7 @@ class BuildOptions:
         shard_bytes: payload bytes per shard.
         ordering: order of the sequences.
         skip_damaged: whether damaged sequences are rejected instead of fatal.
+        layout: what shards are like, one of `manifest.LAYOUTS`.
         overwrite: whether another dataset in `output` may be replaced.
         verbose: whether to show traces and the runner's log.
         beam_args: all flags that are not ours.
@@ -40,6 +42,7 @@ class BuildOptions:
     shard_bytes: int
     ordering: SeqOrdering
     skip_damaged: bool
+    layout: str
     overwrite: bool
     verbose: bool
     beam_args: tuple[str, ...]
@@ -79,6 +82,13 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser)
     parser.add_argument(
         "--output", required=True, help="folder of the dataset; created if it is not there"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default=LAYOUTS[0],
+        help="what shards are like: returnn (for HDFDataset and ManifestDataset) or nextgen (for "
+        f"NextGenHDFDataset; slower to write and to read) (default: {LAYOUTS[0]})",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace another dataset that stands in --output"
@@ -124,6 +134,7 @@ def parse_build_options(argv: Sequence[str], prog: str) -> BuildOptions:
         shard_bytes=shard_bytes,
         ordering=parse_ordering(args.seq_ordering),
         skip_damaged=args.on_error == "skip",
+        layout=args.layout,
         overwrite=args.overwrite,
         verbose=args.verbose,
         beam_args=tuple(beam_args),

@@ -26,7 +26,7 @@ class BuildPlan:
         """Where the receipts of this build are."""
         return Staging(output, self.survey.plan, self.survey.stamp)
 
-    def dataset(self, ordering: SeqOrdering) -> DatasetPlan:
+    def dataset(self, ordering: SeqOrdering, layout: str) -> DatasetPlan:
         """What the output folder must know."""
         return DatasetPlan(
             self.survey.streams,
@@ -34,6 +34,7 @@ class BuildPlan:
             str(ordering),
             tuple(self.shards.num_seqs.tolist()),
             self.shards.num_bytes,
+            layout,
         )
 
 
@@ -41,20 +42,27 @@ class PrepareOutput(beam.PTransform):
     """One `ShardPlan` to one `BuildPlan`, once the output folder is ready for it."""
 
     def __init__(
-        self, output: str, ordering: SeqOrdering, overwrite: bool, survey: beam.PCollection
+        self,
+        output: str,
+        ordering: SeqOrdering,
+        layout: str,
+        overwrite: bool,
+        survey: beam.PCollection,
     ) -> None:
         super().__init__()
         self._output = output
         self._ordering = ordering
+        self._layout = layout
         self._overwrite = overwrite
         self._survey = survey
 
     def expand(self, plans: beam.PCollection) -> beam.PCollection:
         output, ordering, overwrite = self._output, self._ordering, self._overwrite
+        layout = self._layout
 
         def prepare(shards: ShardPlan, survey: Survey) -> Iterator[BuildPlan]:
             plan = BuildPlan(survey, shards)
-            prepare_output(plan.staging(output), plan.dataset(ordering), overwrite)
+            prepare_output(plan.staging(output), plan.dataset(ordering, layout), overwrite)
             yield plan
 
         return plans | "Prepare" >> beam.ParDo(

@@ -22,6 +22,7 @@ class WriteManifest(beam.PTransform):
         self,
         output: str,
         ordering: SeqOrdering,
+        layout: str,
         provenance: dict[str, Any],
         plan: beam.PCollection,
         rejected: beam.PCollection,
@@ -29,12 +30,14 @@ class WriteManifest(beam.PTransform):
         super().__init__()
         self._output = output
         self._ordering = ordering
+        self._layout = layout
         self._provenance = provenance
         self._plan = plan
         self._rejected = rejected
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         output, ordering, provenance = self._output, self._ordering, self._provenance
+        layout = self._layout
 
         def write(
             element: tuple[int, Iterable[int]],
@@ -44,7 +47,7 @@ class WriteManifest(beam.PTransform):
             lists = [plan.survey.rejected, *rejected]
             yield complete_dataset(
                 plan.staging(output),
-                plan.dataset(ordering),
+                plan.dataset(ordering, layout),
                 element[1],
                 [rejection for part in lists for rejection in part],
                 provenance,

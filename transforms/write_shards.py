@@ -22,21 +22,24 @@ class WriteShards(beam.PTransform):
     Args:
         corpus: the configuration.
         output: folder of the dataset.
+        layout: what shards are like, one of `manifest.LAYOUTS`.
         skip_damaged: whether sequences that do not decode are rejected instead of fatal.
         plan: singleton of `BuildPlan`.
     """
 
     def __init__(
-        self, corpus: Corpus, output: str, skip_damaged: bool, plan: beam.PCollection
+        self, corpus: Corpus, output: str, layout: str, skip_damaged: bool, plan: beam.PCollection
     ) -> None:
         super().__init__()
         self._corpus = corpus
         self._output = output
+        self._layout = layout
         self._skip_damaged = skip_damaged
         self._plan = beam.pvalue.AsSingleton(plan)
 
     def expand(self, rows: beam.PCollection) -> beam.PCollection:
         corpus, output, skip_damaged = self._corpus, self._output, self._skip_damaged
+        layout = self._layout
 
         def assign(rows: Rows, plan: BuildPlan) -> Iterator[tuple[int, Rows]]:
             for shard, part in split_by(rows.batch, assign_shards(rows.batch, plan.shards)):
@@ -50,6 +53,7 @@ class WriteShards(beam.PTransform):
                 plan.staging(output),
                 plan.shards.num_shards,
                 skip_damaged,
+                layout,
             )
             receipt = write_shard(job, shard, sort_rows(concat([part.batch for part in parts])))
             counter = beam.metrics.Metrics.counter

@@ -6,7 +6,7 @@ and read at plain byte offsets. No times are stored: equal content gives equal b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import h5py
@@ -49,11 +49,22 @@ def length_table(lengths: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.stack(columns, axis=1).astype(np.int64, copy=False)
 
 
+def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
+    """Raises `PlanError` if a sequence is too long to be counted in a shard and its index."""
+    longest = max((int(values.max(initial=0)) for values in lengths.values()), default=0)
+    if longest > np.iinfo(np.int32).max:
+        raise PlanError(
+            "a sequence is too long for the HDF layout",
+            found=f"{longest} frames",
+            hint="Set max_length in [sequences].",
+        )
+
+
 def create_skeleton(
     path: str,
     streams: Mapping[str, StreamFormat],
     lengths: Mapping[str, np.ndarray],
-    tags: list[bytes],
+    tags: Sequence[bytes],
 ) -> dict[str, ArrayPlace]:
     """Creates a shard with everything but the payload.
 
@@ -70,18 +81,13 @@ def create_skeleton(
         PlanError: if a sequence is too long for the layout.
     """
     order = column_order(streams)
+    check_lengths(lengths)
     table = length_table(lengths)
-    if table.size and table.max() > np.iinfo(np.int32).max:
-        raise PlanError(
-            "a sequence is too long for the HDF layout",
-            found=f"{table.max()} frames",
-            hint="Set max_length in [sequences].",
-        )
     options = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
     with h5py.File(path, "x", **options) as file:
         _write_attributes(file, streams, table, order)
         file.create_dataset("seqLengths", data=table.astype("<i4"))
-        file.create_dataset("seqTags", data=_fixed_length(tags))
+        file.create_dataset("seqTags", data=fixed_length(tags))
         _write_labels(file, streams)
         datasets = {
             name: _create_payload(file, name, streams[name], int(lengths[name].sum()))
@@ -118,10 +124,11 @@ def _write_labels(file: h5py.File, streams: Mapping[str, StreamFormat]) -> None:
         if stream.labels is not None:
             where = "labels" if name == INPUT_STREAM else f"targets/labels/{name}"
             labels = [label.encode("utf-8") for label in stream.labels]
-            file.create_dataset(where, data=_fixed_length(labels))
+            file.create_dataset(where, data=fixed_length(labels))
 
 
-def _fixed_length(values: list[bytes]) -> np.ndarray:
+def fixed_length(values: Sequence[bytes]) -> np.ndarray:
+    """Strings as HDF files of RETURNN's hold them: padded with NUL by at least one."""
     return np.array(values, dtype=f"S{max(map(len, values), default=0) + 1}")
 
 

@@ -86,7 +86,7 @@ def test_every_collection_of_rows_has_the_coder(corpus):
     joined = index.rows | JoinStreams(corpus, DEFAULT, survey)
     assert index.rows.element_type == KeyedRows
     assert joined.rows.element_type == Rows
-    shards = joined.rows | WriteShards(corpus, "out", False, survey)
+    shards = joined.rows | WriteShards(corpus, "out", "returnn", False, survey)
     assert shards.element_type is int
 
     proto = pipeline.to_runner_api()
