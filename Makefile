@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-lowest lint format bench clean
 
 demo: $(READY)
 	$(BIN)/python -m pipelines.build --runner=DirectRunner --config=examples/demo.toml \
@@ -17,6 +17,12 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest
+
+# The oldest dependencies warn about one another, so warnings are no errors here.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet -e '.[build,test]' -c tests/lowest.txt
+	.venv-lowest/bin/pytest -W ignore
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,7 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/build.py
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) .venv-lowest out build *.egg-info
 
 $(READY): setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }

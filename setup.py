@@ -22,15 +22,16 @@ setup(
     packages=["seqshard", *(f"seqshard.{name}" for name in SUBPACKAGES)],
     install_requires=[
         "numpy>=1.26",
-        "h5py>=3.10",
+        "h5py>=3.12.1",
         "pyarrow>=17",
-        "xxhash>=3.4",
+        "xxhash>=3.4.1",
         "msgspec>=0.18.6",
         "fsspec>=2024.2",
         "tqdm>=4.66",
     ],
     extras_require={
         "build": ["apache-beam>=2.70", "tenacity>=8.2"],
+        "dataflow": ["apache-beam[gcp]>=2.70", "tenacity>=8.2", "gcsfs>=2024.2"],
         "report": ["matplotlib>=3.8"],
         "torch": ["torch>=2.2"],
         "s3": ["s3fs>=2024.2"],

@@ -116,8 +116,9 @@ class HdfSource:
                 self._read_chunked(first, last, out[target : target + last - first])
 
     def _read_chunked(self, first: int, last: int, out: np.ndarray) -> None:
-        with damage_errors(self.path, f"{self._name}, frame {first}"):
-            self._dataset.read_direct(out, np.s_[first:last])
+        if out.size:  # h5py before 3.13 cannot read nothing
+            with damage_errors(self.path, f"{self._name}, frame {first}"):
+                self._dataset.read_direct(out, np.s_[first:last])
 
     def _find_dataset(self) -> str:
         if self.key == "data" and get_dataset(self._file, "inputs") is not None:
