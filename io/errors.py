@@ -143,3 +143,7 @@ class StaleStateError(SeqshardError, ValueError):
 
 class TrainerError(SeqshardError):
     """A RASR process that sends sequences died, hangs, or does not keep to the protocol."""
+
+
+class JobError(SeqshardError):
+    """A cluster gave a job up: it lost a worker, a server, or itself, or somebody cancelled it."""

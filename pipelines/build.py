@@ -6,14 +6,17 @@ python -m pipelines.build --runner=DirectRunner --config=corpus.toml --output=ou
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from seqshard.io.config import Corpus, load_corpus
 from seqshard.io.manifest import Manifest, load_manifest
 from seqshard.pipelines.command import import_beam, quiet_stderr, run_command
 from seqshard.pipelines.options import BuildOptions, parse_build_options
+from seqshard.runners.names import is_local
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -85,6 +88,15 @@ def provenance_of(options: BuildOptions) -> dict[str, Any]:
     }
 
 
+def with_absolute_paths(options: BuildOptions) -> BuildOptions:
+    """The same options for workers with another working folder; URLs stay as they are."""
+    from seqshard.io.storage import is_url
+
+    paths = {name: getattr(options, name) for name in ("config", "output")}
+    absolute = {n: path if is_url(path) else os.path.abspath(path) for n, path in paths.items()}
+    return replace(options, **absolute)
+
+
 def run_build(options: BuildOptions) -> Manifest:
     """Runs a build and returns the manifest that it wrote.
 
@@ -95,6 +107,8 @@ def run_build(options: BuildOptions) -> Manifest:
     from seqshard.io.dataset_folder import refuse_rerun
     from seqshard.io.receipts import STAGING
 
+    if not is_local(options.runner):
+        options = with_absolute_paths(options)
     corpus = load_corpus(options.config)
     storage.check_writable(options.output)
     if corpus.trainers:
@@ -105,7 +119,8 @@ def run_build(options: BuildOptions) -> Manifest:
 
     from seqshard.pipelines.progress import watch_build
     from seqshard.runners.local import THREADS_FROM_BYTES
-    from seqshard.runners.select import make_options
+    from seqshard.runners.portable import wait
+    from seqshard.runners.select import make_options, prepare_runner
 
     existing = (file.path for file in corpus.sources if file.partition is None)
     num_bytes = sum(storage.stamp(path).num_bytes for path in existing)
@@ -113,10 +128,12 @@ def run_build(options: BuildOptions) -> Manifest:
         # How much they will send is not known, and they run in parallel only with workers.
         num_bytes = max(num_bytes, THREADS_FROM_BYTES)
     beam_options = make_options(options.runner, options.beam_args, num_bytes)
-    with quiet_stderr(options.verbose) as terminal, watch_build(options.output, terminal):
-        pipeline = beam.Pipeline(options=beam_options)
-        build(pipeline, corpus, options, provenance_of(options))
-        pipeline.run().wait_until_finish()
+    with quiet_stderr(options.verbose) as terminal:
+        prepare_runner(options.runner, beam_options, options.output)
+        with watch_build(options.output, terminal):
+            pipeline = beam.Pipeline(options=beam_options)
+            build(pipeline, corpus, options, provenance_of(options))
+            wait(pipeline.run())
     return load_manifest(options.output)
 
 

@@ -42,7 +42,12 @@ def _find_error(error: Exception) -> SeqshardError | None:
         return error
     from ..transforms.relay import find_error
 
-    return find_error(error)
+    known = find_error(error)
+    if known is not None or "apache_beam" not in sys.modules:
+        return known
+    from ..runners.portable import find_job_error
+
+    return find_job_error(error)
 
 
 def import_beam(verbose: bool) -> None:
@@ -50,6 +55,9 @@ def import_beam(verbose: bool) -> None:
     if verbose:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("apache_beam").setLevel(logging.INFO if verbose else logging.ERROR)
+    # What Beam's job servers print is shown whatever the level of Beam's other loggers.
+    for server in ("FlinkJarJobServer", "PrismJobServer"):
+        logging.getLogger(server).disabled = not verbose
     # Postponed annotations make Beam report every hint that it cannot use.
     logging.getLogger("apache_beam.typehints").setLevel(logging.ERROR)
     # Beam's import makes half a million objects that live as long as the process: collecting

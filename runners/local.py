@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-LOCAL_RUNNERS = ("direct", "directrunner", "fnapi", "fnapirunner")
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 # One worker decodes and writes at once already; from these sizes of the sources on, more workers

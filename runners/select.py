@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from ..io.errors import ConfigError
-from .local import LOCAL_RUNNERS, local_options
+from .flink import flink_options, prepare_flink
+from .local import local_options
+from .names import FLINK_RUNNERS, is_local, is_portable
+from .portable import check_servers, has_remote_workers, hide_lost_calls, portable_options
+from .probe import check_workers
 
 
 def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> PipelineOptions:
@@ -20,11 +24,15 @@ def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> Pipel
         num_bytes: size of all sources, by which a local run chooses its workers.
 
     Raises:
-        ConfigError: if Beam does not know a flag or the runner.
+        ConfigError: if Beam does not know a flag or the runner, or the runner needs another flag.
     """
     check_flags(beam_args)
-    if runner.lower() in LOCAL_RUNNERS:
+    if is_local(runner):
         return local_options(beam_args, num_bytes)
+    if runner.lower() in FLINK_RUNNERS:
+        return flink_options(runner, beam_args)
+    if is_portable(runner):
+        return portable_options(runner, beam_args)
     known = StandardOptions.KNOWN_RUNNER_NAMES
     names = {name.lower() for name in known}
     if "." not in runner and not names & {runner.lower(), f"{runner.lower()}runner"}:
@@ -32,6 +40,29 @@ def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> Pipel
             "unknown runner", entry="--runner", expected=", ".join(known), found=runner
         )
     return PipelineOptions(list(beam_args), runner=runner)
+
+
+def prepare_runner(runner: str, options: PipelineOptions, output: str) -> None:
+    """Checks, before a pipeline is submitted, that all that it needs is there and answers.
+
+    Args:
+        runner: name as in `--runner`.
+        options: from `make_options`; completed by what the cluster tells of itself.
+        output: folder of the dataset; it exists.
+
+    Raises:
+        ConfigError: naming the piece that is missing.
+        OutputFolderError: if workers do not share the output folder.
+    """
+    if not is_portable(runner):
+        return
+    hide_lost_calls()
+    if runner.lower() in FLINK_RUNNERS:
+        prepare_flink(options)
+    else:
+        check_servers(options)
+    if has_remote_workers(options):
+        check_workers(options, output)
 
 
 def check_flags(beam_args: Sequence[str]) -> None:
