@@ -17,6 +17,7 @@ from .records import StreamSpec
 from .trainers import SPOOLS, Trainer, TrainerTable, make_trainer
 
 SourceKind = Literal["sprint-features", "sprint-alignment", "hdf", "nextgen-hdf", "extern-sprint"]
+SPRINT_KINDS = ("sprint-features", "sprint-alignment")
 TRAINER_KIND = "extern-sprint"
 KEYED_KINDS = ("hdf", "nextgen-hdf", TRAINER_KIND)
 WILDCARDS = frozenset("*?[")
@@ -36,6 +37,8 @@ class StreamTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     silence: str = "[SILENCE]"
     num_labels: int | None = None
     soft: Literal["error", "best"] = "error"
+    encoding: str | None = None
+    bundle_paths: Literal["bundle", "cwd"] | None = None
 
 
 class SequencesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -185,8 +188,25 @@ def _check_stream(path: str, name: str, table: StreamTable) -> None:
         raise ConfigError(
             "num_labels must be 1 or more", path, entry=where, found=str(table.num_labels)
         )
+    _check_sprint(path, where, table)
     if table.source not in KEYED_KINDS and table.key is not None:
         raise ConfigError("key is for hdf sources only", path, entry=where)
+
+
+def _check_sprint(path: str, where: str, table: StreamTable) -> None:
+    if table.source not in SPRINT_KINDS and (table.encoding or table.bundle_paths):
+        raise ConfigError(
+            "encoding and bundle_paths are for sprint-features and sprint-alignment only",
+            path,
+            entry=where,
+            found=f"source = {table.source!r}",
+        )
+    try:
+        "a".encode(table.encoding or "utf-8")
+    except LookupError as error:
+        raise ConfigError(
+            "unknown encoding", path, entry=where, found=repr(table.encoding)
+        ) from error
 
 
 def _check_trainer(
@@ -274,6 +294,7 @@ def _stream_spec(name: str, table: StreamTable, path: str, folder: str) -> Strea
         num_labels=table.num_labels,
         soft=table.soft,
         trainer=table.trainer,
+        encoding=table.encoding or "utf-8",
     )
 
 
@@ -281,22 +302,24 @@ def _resolve_files(table: StreamTable, where: str, path: str, folder: str) -> It
     patterns = [table.files] if isinstance(table.files, str) else table.files
     for pattern in patterns:
         full = storage.join(folder, pattern)
+        # A folder may be a Sprint archive.
+        folders = table.source in SPRINT_KINDS and not storage.is_url(full)
         if WILDCARDS & set(pattern):
-            found = storage.glob(full)
+            found = storage.glob(full, folders)
         else:
             found = [full] if storage.exists(full) else []
         if not found:
             kind = "this glob matches no file" if WILDCARDS & set(pattern) else "no such file"
             raise SourceNotFoundError(kind, full, hint=f"It is named in {where}.files of {path}.")
-        if found == [full] and storage.is_folder(full):
+        if not folders and found == [full] and storage.is_folder(full):
             raise SourceNotFoundError(
                 "this is a folder", full, hint=f"Name its files in {where}.files of {path}."
             )
         for file in found:
-            if file.endswith(".bundle") and table.source.startswith("sprint"):
+            if file.endswith(".bundle") and table.source in SPRINT_KINDS:
                 from .sprint.bundle import read_bundle
 
-                yield from read_bundle(file)
+                yield from read_bundle(file, table.bundle_paths or "bundle")
             else:
                 yield file
 

@@ -34,6 +34,7 @@ class StreamSpec:
         soft: what to do with weighted alignments: "error", or "best" for the label of largest
             weight in each frame.
         trainer: name of the trainer that sends the stream, or None.
+        encoding: of the names in Sprint archives.
     """
 
     name: str
@@ -46,6 +47,7 @@ class StreamSpec:
     num_labels: int | None = None
     soft: str = "error"
     trainer: str | None = None
+    encoding: str = "utf-8"
 
 
 @dataclass(frozen=True, slots=True)

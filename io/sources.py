@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -62,18 +63,24 @@ def open_source(spec: StreamSpec, path: str, recover: bool = False) -> Source:
 
     Args:
         spec: the stream.
-        path: local file.
+        path: local file, or folder that is a Sprint archive.
         recover: whether to take what is intact of an archive that was never closed.
     """
     match spec.source:
+        case "sprint-features" | "sprint-alignment" if os.path.isdir(path):
+            from .sprint.directory_source import DirectoryAlignmentSource, DirectoryFeatureSource
+
+            if spec.source == "sprint-features":
+                return DirectoryFeatureSource(path, spec.encoding)
+            return DirectoryAlignmentSource(path, spec, spec.encoding)
         case "sprint-features":
             from .sprint.source import FeatureSource
 
-            return FeatureSource(path, recover=recover)
+            return FeatureSource(path, recover=recover, encoding=spec.encoding)
         case "sprint-alignment":
             from .sprint.source import AlignmentSource
 
-            return AlignmentSource(path, spec, recover=recover)
+            return AlignmentSource(path, spec, recover=recover, encoding=spec.encoding)
         case "hdf":
             from .hdf.source import HdfSource
 

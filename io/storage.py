@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob as _glob
+import itertools
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import xxhash
 
 from .errors import ConfigError, OutputError, OutputFolderError, SourceNotFoundError
 
@@ -54,7 +58,7 @@ def join(folder: str, name: str) -> str:
 
 
 def stamp(path: str) -> Stamp:
-    """Size and version of an existing file.
+    """Size and version of an existing file, or of all files in a local folder.
 
     Raises:
         SourceNotFoundError: if there is no such file.
@@ -62,6 +66,8 @@ def stamp(path: str) -> Stamp:
     try:
         if not is_url(path):
             status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode):
+                return _stamp_folder(path)
             return Stamp(status.st_size, str(status.st_mtime_ns))
         fs, inner = _remote(path)
         info = fs.info(inner)
@@ -73,11 +79,37 @@ def stamp(path: str) -> Stamp:
         ) from error
 
 
-def glob(pattern: str) -> list[str]:
-    """All files that match, sorted. A pattern without wildcards matches itself if it exists."""
+def _stamp_folder(folder: str) -> Stamp:
+    total, hasher = 0, xxhash.xxh3_64()
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            if os.path.isfile(path):
+                status = os.stat(path)
+                line = f"{os.path.relpath(path, folder)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+                hasher.update(os.fsencode(line))
+                total += status.st_size
+    return Stamp(total, hasher.hexdigest())
+
+
+def glob(pattern: str, folders: bool = False) -> list[str]:
+    """All files that match, sorted. A pattern without wildcards matches itself if it exists.
+
+    Args:
+        pattern: path or URL.
+        folders: whether local folders count as well, unless other matches are inside of them.
+    """
     if not is_url(pattern):
-        found = _glob.glob(pattern, recursive=True)
-        return sorted(path for path in found if not os.path.isdir(path))
+        found = {path.rstrip("/") for path in _glob.glob(pattern, recursive=True)}
+        # With the slash, what is inside of a folder comes right behind it.
+        ordered = sorted(f"{path}/" for path in found)
+        leaves = {
+            path.rstrip("/")
+            for path, following in itertools.zip_longest(ordered, ordered[1:], fillvalue="")
+            if not following.startswith(path)
+        }
+        return sorted(p for p in found if not os.path.isdir(p) or (folders and p in leaves))
     fs, inner = _remote(pattern)
     found = fs.glob(inner, detail=True)
     return sorted(fs.unstrip_protocol(name) for name in found if found[name]["type"] == "file")

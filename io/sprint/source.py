@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -200,7 +200,10 @@ class FeatureSource(_ArchiveSource):
             shapes.length[row], shapes.dim[row], shapes.datatype[row] = shape
 
         self._measure_rest(entries, np.flatnonzero(shapes.length < 0), errors, measure)
-        stream_format = self._find_format(entries, shapes, errors)
+        stream_format, strange = find_format(
+            shapes, errors, lambda row: archive.label(int(entries[row]))
+        )
+        errors |= {row: self._error(entries[row], error) for row, error in strange.items()}
         return self._build_index(entries, shapes.length, stream_format, archive.fingerprint, errors)
 
     def read_many(
@@ -226,27 +229,6 @@ class FeatureSource(_ArchiveSource):
             except SourceFormatError as error:
                 raise error if error.path else self._error_at(at, error) from error
 
-    def _find_format(
-        self, entries: np.ndarray, shapes: features.Shapes, errors: dict[int, SeqshardError]
-    ) -> StreamFormat | None:
-        """The format of the first sequence that has frames; others are errors."""
-        intact = np.ones(len(entries), bool)
-        intact[list(errors)] = False
-        rows = np.flatnonzero(intact & (shapes.length > 0))
-        if len(rows) == 0:
-            return None
-        dims, datatypes = shapes.dim[rows], shapes.datatype[rows]
-        for row in rows[(dims != dims[0]) | (datatypes != datatypes[0])].tolist():
-            error = ShapeMismatchError(
-                f"the entry has another shape than {self._archive.label(int(entries[rows[0]]))!r}",
-                expected=_shape_text(shapes, rows[0]),
-                found=_shape_text(shapes, row),
-            )
-            errors[row] = self._error(entries[row], error)
-        dim = int(dims[0])
-        element = VECTOR_ELEMENTS[features.DATATYPES[datatypes[0]]]
-        return StreamFormat(element.name, dim, ndim=2, sparse=False, shape=(dim,))
-
 
 class AlignmentSource(_ArchiveSource):
     """An archive of alignments: one class per item and sequence.
@@ -269,7 +251,7 @@ class AlignmentSource(_ArchiveSource):
         recover: Recover = False,
         encoding: str = "utf-8",
     ) -> None:
-        self._classes = _load_classes(spec)
+        self._classes = load_classes(spec)
         super().__init__(path, recover, encoding)
 
     def index(self) -> SourceIndex:
@@ -283,7 +265,8 @@ class AlignmentSource(_ArchiveSource):
             length[row] = len(labels.hard_labels(decode_alignment(data), self._classes.soft)[0])
 
         self._measure_rest(entries, np.flatnonzero(length < 0), errors, measure)
-        return self._build_index(entries, length, self._format(), self._fingerprint(), errors)
+        fingerprint = label_fingerprint(archive.fingerprint, self._classes)
+        return self._build_index(entries, length, label_format(self._classes), fingerprint, errors)
 
     def read_many(
         self,
@@ -320,24 +303,60 @@ class AlignmentSource(_ArchiveSource):
         )
         return b"".join(payloads), np.cumsum(size) - size, size
 
-    def _format(self) -> StreamFormat:
-        num_labels, label_map = self._classes.num_labels, self._classes.label_map
-        return StreamFormat(
-            dtype=_label_dtype(num_labels),
-            dim=num_labels,
-            ndim=1,
-            sparse=True,
-            labels=label_map.labels if label_map is not None else None,
+
+def find_format(
+    shapes: features.Shapes, damaged: Collection[int], label: Callable[[int], str]
+) -> tuple[StreamFormat | None, dict[int, ShapeMismatchError]]:
+    """The format of the first feature entry that has frames, and the entries that have another.
+
+    Args:
+        shapes: of all entries.
+        damaged: rows that do not count.
+        label: the name of a row, for errors.
+    """
+    intact = np.ones(len(shapes.length), bool)
+    intact[list(damaged)] = False
+    rows = np.flatnonzero(intact & (shapes.length > 0))
+    if len(rows) == 0:
+        return None, {}
+    dims, datatypes = shapes.dim[rows], shapes.datatype[rows]
+    strange = {
+        row: ShapeMismatchError(
+            f"the entry has another shape than {label(int(rows[0]))!r}",
+            expected=_shape_text(shapes, rows[0]),
+            found=_shape_text(shapes, row),
         )
+        for row in rows[(dims != dims[0]) | (datatypes != datatypes[0])].tolist()
+    }
+    dim = int(dims[0])
+    element = VECTOR_ELEMENTS[features.DATATYPES[datatypes[0]]]
+    return StreamFormat(element.name, dim, ndim=2, sparse=False, shape=(dim,)), strange
 
-    def _fingerprint(self) -> str:
-        label_map = self._classes.label_map
-        digest = label_map.digest if label_map is not None else ""
-        text = f"{self._archive.fingerprint} {digest} {self._classes.num_labels}"
-        return xxhash.xxh3_128_hexdigest(f"{text} {self._classes.soft}".encode())
+
+def label_format(classes: labels.Classes) -> StreamFormat:
+    """The format of the labels of an alignment."""
+    return StreamFormat(
+        dtype=_label_dtype(classes.num_labels),
+        dim=classes.num_labels,
+        ndim=1,
+        sparse=True,
+        labels=classes.label_map.labels if classes.label_map is not None else None,
+    )
 
 
-def _load_classes(spec: StreamSpec) -> labels.Classes:
+def label_fingerprint(fingerprint: str, classes: labels.Classes) -> str:
+    """The fingerprint of an archive, extended by what makes classes of its labels."""
+    digest = classes.label_map.digest if classes.label_map is not None else ""
+    text = f"{fingerprint} {digest} {classes.num_labels} {classes.soft}"
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def load_classes(spec: StreamSpec) -> labels.Classes:
+    """The classes of an alignment stream.
+
+    Raises:
+        ConfigError: if neither label files nor `spec.num_labels` tell their number.
+    """
     label_map = None
     if spec.allophones is not None:
         label_map = load_label_map(

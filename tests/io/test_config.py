@@ -123,6 +123,10 @@ WRONG = {
     "no-labels": (ALIGNMENT, "needs allophones and state_tying"),
     "half-labels": (ALIGNMENT + 'allophones = "phones.txt"\n', "needs allophones and"),
     "no-classes": (ALIGNMENT + "num_labels = 0\n", "num_labels.*1 or more.*found 0"),
+    "codec": (ALIGNMENT + 'num_labels = 3\nencoding = "klingon"\n', "unknown enc.*'klingon'"),
+    "no-text": (ALIGNMENT + 'num_labels = 3\nencoding = "zlib"\n', "unknown encoding.*'zlib'"),
+    "hdf-encoding": (HDF + 'encoding = "latin-1"\n', "for sprint-features and sprint-al"),
+    "bundles": (ALIGNMENT + 'num_labels = 3\nbundle_paths = "x"\n', "'x'.*bundle_paths"),
     "key": (ALIGNMENT + 'num_labels = 3\nkey = "x"\n', "key is for hdf sources only"),
 }
 
@@ -148,7 +152,6 @@ def test_no_configuration(tmp_path):
         ("none.cache", r"none.cache: no such file.*streams.data.files of .*corpus.toml"),
         ("none/*.cache", "this glob matches no file"),
         ("bad.bundle", "gone.cache"),
-        ("sub", "sub: this is a folder"),
     ],
 )
 def test_files_that_are_not_there(files, words, corpus_folder):
@@ -158,10 +161,52 @@ def test_files_that_are_not_there(files, words, corpus_folder):
         load(corpus_folder, text)
 
 
-def test_globs_leave_folders_out(corpus_folder):
-    text = '[streams.data]\nsource = "sprint-features"\nfiles = ["s*", "a*"]\n'
+def test_folders_are_no_hdf_files(corpus_folder):
+    with pytest.raises(SourceNotFoundError, match="sub: this is a folder"):
+        load(corpus_folder, HDF.replace("x.hdf", "sub"))
     with pytest.raises(SourceNotFoundError, match="matches no file"):
+        load(corpus_folder, HDF.replace("x.hdf", "s*"))
+
+
+FEATURES = '[streams.data]\nsource = "sprint-features"\nfiles = {}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ('"sub"', ["sub"]),
+        ('"sub/"', ["sub"]),
+        ('"s*"', ["sub"]),
+        ('["*.cache", "s*"]', ["a.cache", "b.cache", "sub"]),
+        ('"**/*.cache"', ["a.cache", "b.cache", "sub/c.cache"]),
+        ('"[as]*/**"', ["sub/c.cache"]),
+        ('"folders.bundle"', ["sub", "b.cache"]),
+    ],
+)
+def test_folders_are_sprint_archives(files, names, corpus_folder):
+    (corpus_folder / "folders.bundle").write_text("sub\nb.cache")
+    corpus = load(corpus_folder, FEATURES.format(files))
+    assert [file.name.rstrip("/") for file in corpus.sources] == names
+
+
+def test_bundles_relative_to_the_working_directory(corpus_folder, tmp_path, monkeypatch):
+    (corpus_folder / "sub" / "rasr.bundle").write_text("corpus/a.cache\ncorpus/sub/c.cache")
+    monkeypatch.chdir(tmp_path)
+    text = FEATURES.format('"sub/rasr.bundle"')
+    with pytest.raises(SourceNotFoundError, match="relative to the folder of the bundle"):
         load(corpus_folder, text)
+    corpus = load(corpus_folder, text + 'bundle_paths = "cwd"\n')
+    assert [os.path.realpath(file.path) for file in corpus.sources] == [
+        str(corpus_folder / "a.cache"),
+        str(corpus_folder / "sub" / "c.cache"),
+    ]
+
+
+def test_encoding_of_names(corpus_folder):
+    text = FEATURES.format('"a.cache"')
+    assert load(corpus_folder, text).streams[0].encoding == "utf-8"
+    corpus = load(corpus_folder, text + 'encoding = "latin-1"\n')
+    assert corpus.streams[0].encoding == "latin-1"
 
 
 @pytest.mark.parametrize("option", ["allophones", "state_tying"])
