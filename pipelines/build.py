@@ -16,7 +16,8 @@ from seqshard.io.config import Corpus, load_corpus
 from seqshard.io.manifest import Manifest, load_manifest
 from seqshard.pipelines.command import import_beam, quiet_stderr, run_command
 from seqshard.pipelines.options import BuildOptions, parse_build_options
-from seqshard.runners.names import is_local
+from seqshard.runners.names import is_dataflow, is_local
+from seqshard.runners.places import check_shared
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -110,6 +111,8 @@ def run_build(options: BuildOptions) -> Manifest:
     if not is_local(options.runner):
         options = with_absolute_paths(options)
     corpus = load_corpus(options.config)
+    if is_dataflow(options.runner):
+        check_shared(corpus, options.output)
     storage.check_writable(options.output)
     if corpus.trainers:
         refuse_rerun(options.output, options.overwrite)

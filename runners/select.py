@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from ..io.errors import ConfigError
+from .dataflow import dataflow_options
 from .flink import flink_options, prepare_flink
 from .local import local_options
-from .names import FLINK_RUNNERS, is_local, is_portable
+from .names import FLINK_RUNNERS, is_dataflow, is_local, is_portable
 from .portable import check_servers, has_remote_workers, hide_lost_calls, portable_options
 from .probe import check_workers
 
@@ -29,6 +30,8 @@ def make_options(runner: str, beam_args: Sequence[str], num_bytes: int) -> Pipel
     check_flags(beam_args)
     if is_local(runner):
         return local_options(beam_args, num_bytes)
+    if is_dataflow(runner):
+        return dataflow_options(beam_args)
     if runner.lower() in FLINK_RUNNERS:
         return flink_options(runner, beam_args)
     if is_portable(runner):

@@ -24,6 +24,7 @@ from .stage import Stage
 BATCH_ROWS = 1 << 16
 SURVEYS = "surveys"
 DAMAGED_LENGTH = -1
+KeyedFile = beam.typehints.Tuple[int, SourceFile]
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ class IndexSources(beam.PTransform):
     def expand(self, sources: beam.PCollection) -> beam.pvalue.DoOutputsTuple:
         return (
             sources
-            | "KeyByOrdinal" >> beam.Map(lambda file: (file.ordinal, file))
+            | "KeyByOrdinal"
+            >> beam.Map(lambda file: (file.ordinal, file)).with_output_types(KeyedFile)
             # Grouping spreads the files over the workers; without it one would index them all.
             | "Spread" >> beam.GroupByKey()
             | "IndexSource"

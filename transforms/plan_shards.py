@@ -23,6 +23,7 @@ from .order import SeqOrdering
 from .stage import Stage
 
 MAX_SHARDS = 99_999
+KeyedCutRows = beam.typehints.Tuple[int, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ class PlanShards(beam.PTransform):
             >> beam.Map(
                 lambda rows, bins: (0, select_cut_rows(rows.batch, bins, ordering)),
                 beam.pvalue.AsSingleton(bins),
-            )
+            ).with_output_types(KeyedCutRows)
             | "GatherCutRows" >> beam.GroupByKey()
             | "CutShards" >> beam.ParDo(Stage(cut_rows), beam.pvalue.AsSingleton(bins))
         )

@@ -11,6 +11,8 @@ from ..io.sprint.spool import spool_partition
 from ..io.trainers import Trainer
 from .stage import Stage
 
+PathAndFile = beam.typehints.Tuple[str, SourceFile]
+
 
 class SpoolTrainers(beam.PTransform):
     """`SourceFile` elements to the same elements, when their files are there.
@@ -41,7 +43,7 @@ class SpoolTrainers(beam.PTransform):
 
         return (
             sources
-            | "KeyByPath" >> beam.Map(lambda file: (file.path, file))
+            | "KeyByPath" >> beam.Map(lambda file: (file.path, file)).with_output_types(PathAndFile)
             | "GroupByPath" >> beam.GroupByKey()
             | "Spool" >> beam.ParDo(Stage(spool)).with_output_types(SourceFile)
         )
