@@ -7,6 +7,7 @@ finds complete spools of an unchanged trainer, and no others.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ class TrainerTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         config: further arguments; see `expand_arguments`.
         partitions: how many processes share the corpus.
         seed: of RASR's random numbers.
-        start_timeout, timeout: seconds without a sign of life; see `TrainerSpec`.
+        start_timeout, timeout: seconds without a sign of life, or inf; see `TrainerSpec`.
     """
 
     executable: str | list[str]
@@ -80,8 +81,8 @@ class Trainer:
             seed=self.options.seed,
             num_partitions=self.options.partitions,
             partition=partition,
-            start_timeout=self.options.start_timeout,
-            timeout=self.options.timeout,
+            start_timeout=_or_none(self.options.start_timeout),
+            timeout=_or_none(self.options.timeout),
             folder=None if storage.is_url(self.folder) else self.folder,
         )
 
@@ -147,6 +148,10 @@ class Trainer:
         return {k: self._place(v) if k.endswith("_file") else v for k, v in table.items()}
 
 
+def _or_none(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds
+
+
 def make_trainer(name: str, table: TrainerTable, path: str, folder: str) -> Trainer:
     """Checks a table.
 
@@ -175,7 +180,8 @@ def make_trainer(name: str, table: TrainerTable, path: str, folder: str) -> Trai
             expected=f"1 to {MAX_PARTITIONS}",
             found=str(table.partitions),
         )
-    if min(table.start_timeout, table.timeout, table.input_stddev) <= 0:
+    positive = (table.start_timeout, table.timeout, table.input_stddev)
+    if not all(number > 0 for number in positive):
         raise ConfigError(
             "start_timeout, timeout and input_stddev must be positive", path, f"trainers.{name}"
         )

@@ -8,11 +8,13 @@ first, which cannot outlive the process.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 import tempfile
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -64,6 +66,7 @@ def spool_partition(
         with (
             Spool(streams, trainer, os.path.dirname(target)) as spool,
             TrainerProcess(trainer.process(partition)) as process,
+            _running.together(os.path.dirname(path), process),
         ):
             for message in process.messages():
                 try:
@@ -78,6 +81,50 @@ def spool_partition(
             spool.write(target)
         storage.publish(target, path)
     return len(spool.tags)
+
+
+class _Running:
+    """The trainers that run in this process, of which one failure ends all others of its build.
+
+    A runner with threads would only tell of the failure when the others have ended by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: dict[str, list[TrainerProcess]] = {}
+        self._failures: dict[str, Exception] = {}
+
+    @contextlib.contextmanager
+    def together(self, folder: str, process: TrainerProcess) -> Iterator[None]:
+        """Ends the block with the first failure among all blocks of one folder."""
+        with self._lock:
+            self._processes.setdefault(folder, []).append(process)
+            if folder in self._failures:
+                process.kill()
+        try:
+            yield
+        except Exception as error:
+            first = self._fail(folder, error)
+            if first is error:
+                raise
+            # Not the same object: other threads raise it as well.
+            raise copy.copy(first) from error
+        finally:
+            with self._lock:
+                self._processes[folder].remove(process)
+                if not self._processes[folder]:
+                    del self._processes[folder]
+                    self._failures.pop(folder, None)
+
+    def _fail(self, folder: str, error: Exception) -> Exception:
+        with self._lock:
+            first = self._failures.setdefault(folder, error)
+            for process in self._processes[folder]:
+                process.kill()
+        return first
+
+
+_running = _Running()
 
 
 class Spool:

@@ -87,6 +87,7 @@ WRONG = {
     "files": ('key = "orth"', 'files = "x.hdf"', "a trainer come from no files"),
     "zero partitions": ("partitions = 2", "partitions = 0", "number of partitions.*found 0"),
     "timeout": ("partitions = 2", "timeout = 0", "must be positive"),
+    "nan": ("partitions = 2", "input_stddev = nan", "must be positive"),
     "unknown option": ("partitions = 2", "partition = 2", "unknown field `partition`.*trainers"),
     "malformed config": ("'a b'", "'a b", "malformed arguments of the trainer"),
     "labels": ('key = "orth"', 'silence = "x"\nallophones = "a"', "for sprint-alignment only"),
@@ -153,6 +154,8 @@ def test_a_changed_map_is_another_plan(folder):
 
 def test_timeouts_do_not_matter(folder):
     corpus = load(folder)
-    other = load(folder, PLAIN.replace("partitions = 2", "partitions = 2\ntimeout = 5"))
+    timeouts = "partitions = 2\ntimeout = 5\nstart_timeout = inf"
+    other = load(folder, PLAIN.replace("partitions = 2", timeouts))
     assert (key(other), other.digest) == (key(corpus), corpus.digest)
-    assert other.trainers["rasr"].process(0).timeout == 5
+    process = other.trainers["rasr"].process(0)
+    assert (process.timeout, process.start_timeout) == (5, None)

@@ -230,6 +230,25 @@ def test_a_killed_build_continues(plain, same_bytes, tmp_path, monkeypatch, mode
         assert shard.read_bytes() == (output / shard.name).read_bytes()
 
 
+FAILING = """
+import os, sys, time
+partition = [a for a in sys.argv if "select-partition" in a][0][-1]
+if partition == "1":
+    sys.exit(7)
+print("waiting", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_one_failure_ends_all(tmp_path, capfd):
+    """Nobody waits hours for the others to learn what went wrong."""
+    (tmp_path / "trainer.py").write_text(FAILING)
+    executable = [sys.executable, str(tmp_path / "trainer.py")]
+    config = write_config(tmp_path, executable=executable, trainer="start_timeout = 120.0")
+    assert build([config, f"--output={tmp_path / 'out'}", *WORKERS["threads"]]) == 1
+    assert "ended with exit code 7 before it sent anything" in capfd.readouterr().err
+
+
 FAILURES = {
     "dies": (("behave=crash", "at-seq=4"), "", "was killed by SIGSEGV before it sent 'exit'"),
     "exits": (("behave=exit", "at-seq=start"), "", "exit code 3 before it sent anything"),
