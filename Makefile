@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest lint format bench clean
+.PHONY: demo test test-lowest flink-test lint format bench clean
 
 demo: $(READY)
 	$(BIN)/python -m pipelines.build --runner=DirectRunner --config=examples/demo.toml \
@@ -23,6 +23,12 @@ test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet -e '.[build,test]' -c tests/lowest.txt
 	.venv-lowest/bin/pytest -W ignore
+
+# Needs Java, Maven and Go; the programs that it installs stay in CLUSTERS for the next time.
+CLUSTERS ?= $(HOME)/.cache/seqshard
+flink-test: $(READY)
+	bash tests/runners/install_clusters.sh $(BIN)/python $(CLUSTERS)
+	SEQSHARD_FLINK_HOME=$(CLUSTERS) $(BIN)/pytest -m 'flink or prism' tests/runners
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -195,7 +195,7 @@ def find_job_server(options: PipelineOptions) -> None:
         )
     name = job_server_name(flink.flink_version)
     if flink.flink_job_server_jar is None:
-        # Beam would try to download 200 MB, and wait long for servers that are out of reach.
+        # Beam would download it now, and wait long for a server that is out of reach.
         flink.flink_job_server_jar = os.path.join(JavaJarServer.JAR_CACHE, name)
     jar = flink.flink_job_server_jar
     if "://" not in jar and not os.path.isfile(jar):

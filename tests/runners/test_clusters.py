@@ -17,7 +17,7 @@ from seqshard.runners.flink import adopt_cluster, ask_master, flink_options
 def corpus(synthetic, tmp_path_factory):
     """Flags for a corpus of which every shard takes a while, and its dataset built locally."""
     folder = tmp_path_factory.mktemp("corpus")
-    files = synthetic.make_corpus(folder, 400_000_000, num_archives=6)
+    files = synthetic.make_corpus(folder, 200_000_000, num_archives=6)
     flags = (f"--config={files.config}", "--num_shards=100", "--seq_ordering=random")
     assert build([*flags, f"--output={folder / 'whole'}"]) == 0
     return flags, folder / "whole"
