@@ -21,8 +21,9 @@ from seqshard.io.config import Corpus, SourceFile
 from seqshard.io.errors import ConfigError
 from seqshard.io.records import StreamSpec
 from seqshard.pipelines.build import main
-from seqshard.runners import dataflow, places
-from seqshard.runners.select import make_options
+from seqshard.pipelines.options import parse_build_options
+from seqshard.runners import dataflow, names, places
+from seqshard.runners.select import check_flags, make_options
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ["--project=my-project", "--region=europe-west4", "--temp_location=gs://bucket/temp"]
@@ -142,6 +143,30 @@ def test_shared_places():
 def test_local_paths_are_refused(changed, output, entry, path):
     with pytest.raises(ConfigError, match=f"^{path}, entry '{entry}': workers .* cannot reach"):
         places.check_shared(corpus(**changed), output)
+
+
+def documented_commands():
+    text = (ROOT / "docs" / "running-on-dataflow.md").read_text().replace("\\\n", " ")
+    return re.findall(r"^python -m pipelines\.build (.+)$", text, re.M)
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_documented_commands_have_all_that_is_needed(command):
+    options = parse_build_options(command.split(), "build")
+    check_flags(options.beam_args)
+    beam_options = options_of(*options.beam_args)
+    dataflow.check_cloud(beam_options)
+    dataflow.preset_software(beam_options, ROOT / "setup.py")
+    assert names.is_dataflow(options.runner)
+    assert places.is_shared(options.config)
+    assert places.is_shared(options.output)
+
+
+def test_documented_presets():
+    text = (ROOT / "docs" / "running-on-dataflow.md").read_text()
+    assert f"| `--machine_type` | `{dataflow.MACHINE_TYPE}` |" in text
+    assert f"| `--disk_size_gb` | {dataflow.DISK_SIZE_GB} |" in text
+    assert f"| `--number_of_worker_harness_threads` | {dataflow.NUM_THREADS} per" in text
 
 
 @pytest.fixture(scope="module")
