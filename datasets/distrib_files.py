@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,13 @@ from ..io.errors import ConfigError
 from .access import OptionalNotImplementedError
 from .basic import Dataset, extend_dataset_dict_from_parent_dataset, init_dataset
 from .cached2 import CachedDataset2
+from .epoch_order import hash_of, order_identity
 from .file_lists import FileList, FileTree, distribute_evenly, leaves, read_file_list
+from .file_shares import SubEpoch, coverage_of_tags
 from .numbers_dict import NumbersDict
 from .prefetch import Prefetcher, options_by_name
-from .returnn_config import active_config
+from .ranks import distributed_rank_and_size
+from .resume import Coverage, Shares, consumed_by, fill_up, shares_after
 
 ORDER_OPTIONS = ("seq_ordering", "seq_order_control_dataset", "map_seq_stream")
 
@@ -82,8 +86,13 @@ class DistributeFilesDataset(CachedDataset2):
             self._take_rank()
         self._file_list: FileList | None = None
         self._data_keys: list[str] | None = None
-        self._parts: dict[int, list[list[FileTree]]] = {}
+        self._parts: dict[tuple[int, int], list[list[FileTree]]] = {}
+        self._sub_epoch: SubEpoch | None = None
         self._current: Dataset | None = None
+        self._shares: Shares = []
+        self._share: np.ndarray | None = None
+        self._share_size = 0
+        self._digest: str | None = None
         self._copies = Prefetcher()
         if _meta_info_cache:
             self.num_inputs = _meta_info_cache["num_inputs"]
@@ -152,29 +161,30 @@ class DistributeFilesDataset(CachedDataset2):
             self._file_list = file_list
         return self._file_list
 
-    def _get_parts(self, full_epoch: int) -> list[list[FileTree]]:
-        """The files of each sub-epoch of a full epoch (from 0), of this shard."""
-        if full_epoch not in self._parts:
-            self._file_list = file_list = self._get_file_list().with_sizes()
-            order = list(range(len(file_list.files)))
-            if self.seq_ordering == "random":
-                first_epoch = full_epoch * self.partition_epoch + 1
-                seed = self._get_random_seed_for_epoch(first_epoch)
-                np.random.RandomState(seed).shuffle(order)
-            elif self.seq_ordering != "default":
-                raise ConfigError(
-                    f"{self}: unknown order of files",
-                    expected='"default" or "random"',
-                    found=repr(self.seq_ordering),
-                )
-            num_parts = self.partition_epoch * self._num_shards
-            starts = distribute_evenly([file_list.sizes[i] for i in order], num_parts)
-            first = self.partition_epoch * self._shard_index
-            self._parts[full_epoch] = [
-                [file_list.files[i] for i in order[starts[part] : starts[part + 1]]]
-                for part in range(first, first + self.partition_epoch)
-            ]
-        return self._parts[full_epoch]
+    def _get_part(self, epoch: int, rank: int, num_ranks: int) -> list[FileTree]:
+        """The files of a rank in a sub-epoch."""
+        full_epoch = self._full_epoch(epoch)
+        parts = self._parts.get((full_epoch, num_ranks))
+        if parts is None:
+            parts = self._parts[full_epoch, num_ranks] = self._share_out(full_epoch, num_ranks)
+        return parts[self.partition_epoch * rank + (epoch - 1) % self.partition_epoch]
+
+    def _share_out(self, full_epoch: int, num_ranks: int) -> list[list[FileTree]]:
+        """The files of all sub-epochs of a full epoch (from 0) of the first rank, and so on."""
+        self._file_list = file_list = self._get_file_list().with_sizes()
+        order = list(range(len(file_list.files)))
+        if self.seq_ordering == "random":
+            seed = self._get_random_seed_for_epoch(full_epoch * self.partition_epoch + 1)
+            np.random.RandomState(seed).shuffle(order)
+        elif self.seq_ordering != "default":
+            raise ConfigError(
+                f"{self}: unknown order of files",
+                expected='"default" or "random"',
+                found=repr(self.seq_ordering),
+            )
+        sizes = [file_list.sizes[i] for i in order]
+        starts = distribute_evenly(sizes, self.partition_epoch * num_ranks)
+        return [[file_list.files[i] for i in order[a:b]] for a, b in pairwise(starts)]
 
     @staticmethod
     def _distribute_evenly_by_size(
@@ -236,22 +246,55 @@ class DistributeFilesDataset(CachedDataset2):
         super().init_seq_order(epoch=epoch, seq_list=seq_list, seq_order=seq_order)
         if seq_list is not None or seq_order is not None:
             raise ConfigError(f"{self} has no list of its sequences that seq_list could refer to")
-        self._current = None
+        self._close_sub_epoch()
         if epoch is None:
             self._num_seqs = 0
             return True
-        last = epoch + self.preload_next_n_sub_epochs
-        for full_epoch in [known for known in self._parts if known < self._full_epoch(epoch)]:
-            del self._parts[full_epoch]
+        for key in [known for known in self._parts if known[0] < self._full_epoch(epoch)]:
+            del self._parts[key]
         self._copies.forget_before(epoch)
-        for each in range(epoch, last + 1):
+        for each in range(epoch, epoch + self.preload_next_n_sub_epochs + 1):
             if each not in self._copies:
-                part = self._get_parts(self._full_epoch(each))[(each - 1) % self.partition_epoch]
+                part = self._get_part(each, self._shard_index, self._num_shards)
                 self._copies.start(each, self._get_sub_dataset_dict(part))
-        self._current = init_dataset(self._copies.get(epoch))
-        # The files of a sub-epoch come again in the next full epoch.
-        self._current.init_seq_order(epoch=self._full_epoch(epoch) + 1)
+        self._start_sub_epoch(epoch)
         return True
+
+    def _start_sub_epoch(self, epoch: int) -> None:
+        rank, num_ranks = self._shard_index, self._num_shards
+        splits = self._resume_state.splits if self._resume_state is not None else ()
+        first_ranks = splits[0].num_shards if splits else num_ranks
+        self._sub_epoch = SubEpoch(first_ranks, partial(self._open_part, epoch, first_ranks))
+        if not self.equal_steps and all(split.num_shards == num_ranks for split in splits):
+            self._current = self._sub_epoch.dataset(rank)
+            if splits:
+                self._num_read_before = consumed_by(splits[0].consumed, rank)
+            return
+        if self.sharding_fix is False and num_ranks > 1:
+            raise ConfigError(f"{self}: with sharding_fix=False the shares of ranks are unknown")
+        shares, consumed = shares_after(splits, num_ranks, lambda _: self._sub_epoch.shares())
+        share = fill_up(shares, rank) if self.equal_steps else shares[rank]
+        self._num_read_before = consumed_by(consumed, rank)
+        self._shares, self._share = shares, share[self._num_read_before :]
+        # A rank without sequences repeats those of others.
+        self._share_size = max(1, len(shares[rank]) or sum(map(len, shares)))
+        self._current = self._sub_epoch.dataset(min(rank, first_ranks - 1))
+
+    def _open_part(self, epoch: int, num_ranks: int, rank: int) -> Dataset:
+        if (rank, num_ranks) == (self._shard_index, self._num_shards):
+            options = self._copies.get(epoch)
+        else:
+            options = self._get_sub_dataset_dict(self._get_part(epoch, rank, num_ranks))
+        dataset = init_dataset(options)
+        # The files of a sub-epoch come again in the next full epoch.
+        dataset.init_seq_order(epoch=self._full_epoch(epoch) + 1)
+        return dataset
+
+    def _close_sub_epoch(self) -> None:
+        if self._sub_epoch is not None:
+            self._sub_epoch.close()
+        self._sub_epoch = self._current = self._share = None
+        self._shares = []
 
     def _full_epoch(self, epoch: int) -> int:
         return (epoch - 1) // self.partition_epoch
@@ -260,9 +303,7 @@ class DistributeFilesDataset(CachedDataset2):
         """Closes the sub dataset; with `free_resources` also forgets what was prepared."""
         epoch = self.epoch
         super().finish_epoch(free_resources=free_resources)
-        if self._current is not None:
-            self._current.finish_epoch(free_resources=True)
-        self._current = None
+        self._close_sub_epoch()
         if free_resources:
             self._copies.close()
             self._copies = Prefetcher()
@@ -277,42 +318,89 @@ class DistributeFilesDataset(CachedDataset2):
             raise ConfigError(f"{self}: no epoch was started")
         return self._current
 
+    def _locate(self, seq_idx: int) -> tuple[Dataset, int]:
+        """The sub dataset of a sequence, and its index there."""
+        current, before = self._get_current(), self._num_read_before
+        if self._share is None:
+            return current, seq_idx + before
+        repetition = (seq_idx + before) // self._share_size
+        return self._sub_epoch.locate(self._share[seq_idx], repetition)
+
     @property
     def num_seqs(self) -> int:
         """Sequences in the sub-epoch."""
-        return 0 if self._current is None else self._current.num_seqs
+        if self._share is not None:
+            return len(self._share)
+        return 0 if self._current is None else self._current.num_seqs - self._num_read_before
 
     def is_less_than_num_seqs(self, n: int) -> bool:
         """See `Dataset.is_less_than_num_seqs`."""
-        return self._current is not None and self._current.is_less_than_num_seqs(n)
+        if self._share is not None:
+            return n < len(self._share)
+        return self._current is not None and self._current.is_less_than_num_seqs(
+            n + self._num_read_before
+        )
 
     def _load_seqs(self, start: int, end: int) -> None:
-        current = self._get_current()
-        while end > start and not current.is_less_than_num_seqs(end - 1):
+        self._get_current()
+        while end > start and not self.is_less_than_num_seqs(end - 1):
             end -= 1
-        current.load_seqs(start, end)
+        if self._share is None:
+            before = self._num_read_before
+            self._current.load_seqs(start + before, end + before)
+        else:
+            for dataset, index in map(self._locate, range(start, end)):
+                dataset.load_seqs(index, index + 1)
         self.expected_load_seq_start = start
 
     def get_data(self, seq_idx: int, key: str) -> np.ndarray:
         """See `Dataset.get_data`."""
-        return self._get_current().get_data(seq_idx, key)
+        dataset, index = self._locate(seq_idx)
+        return dataset.get_data(index, key)
 
     def get_tag(self, sorted_seq_idx: int) -> str:
         """See `Dataset.get_tag`."""
-        return self._get_current().get_tag(sorted_seq_idx)
+        dataset, index = self._locate(sorted_seq_idx)
+        return dataset.get_tag(index)
 
     def get_seq_length(self, sorted_seq_idx: int) -> NumbersDict:
         """See `Dataset.get_seq_length`; of the data keys alone."""
-        lengths = self._get_current().get_seq_length(sorted_seq_idx)
+        dataset, index = self._locate(sorted_seq_idx)
+        lengths = dataset.get_seq_length(index)
         return NumbersDict({key: lengths[key] for key in self.get_data_keys()})
 
     def get_complete_frac(
         self, sorted_seq_idx: int, *, allow_only_lr_suitable: bool = False
     ) -> float | None:
         """See `Dataset.get_complete_frac`; the sub dataset tells it."""
+        if self._share is not None:
+            before = self._num_read_before
+            return (sorted_seq_idx + before + 1) / (len(self._share) + before)
         return self._get_current().get_complete_frac(
-            sorted_seq_idx, allow_only_lr_suitable=allow_only_lr_suitable
+            sorted_seq_idx + self._num_read_before, allow_only_lr_suitable=allow_only_lr_suitable
         )
+
+    # Continuing in the middle of a sub-epoch; see `Dataset`.
+
+    def _get_corpus_digest(self) -> str:
+        """Of names and sizes of the files, and of the order within the first one."""
+        if self._digest is None:
+            file_list = self._get_file_list().with_sizes()
+            names = [os.path.basename(leaf) for tree in file_list.files for leaf in leaves(tree)]
+            options = self._get_sub_dataset_dict([file_list.files[0]])
+            order = order_identity(init_dataset(options, parent_dataset=self), epoch=1)
+            self._digest = hash_of(order, *names, *map(str, file_list.sizes))
+        return self._digest
+
+    def coverage(self, all_ranks: bool = False) -> Coverage:
+        """See `Dataset.coverage`; of the tags. With `all_ranks` the files of all are opened."""
+        current = self._get_current()
+        if self._share is not None:
+            own = self._shares[self._shard_index]
+            return self._sub_epoch.coverage(np.concatenate(self._shares) if all_ranks else own)
+        if all_ranks:
+            return self._sub_epoch.coverage(np.concatenate(self._sub_epoch.shares()))
+        return coverage_of_tags(map(current.get_tag, range(current.num_seqs)))
 
     def have_seqs(self) -> bool:
         """Whether there is any file."""
@@ -341,28 +429,3 @@ class DistributeFilesDataset(CachedDataset2):
     def get_data_dtype(self, key: str) -> str:
         """See `Dataset.get_data_dtype`; needs a started epoch."""
         return self._get_current().get_data_dtype(key)
-
-
-def distributed_rank_and_size() -> tuple[int, int]:
-    """Rank and number of ranks: from RETURNN's config where there is one, else the environment.
-
-    Raises:
-        ConfigError: if $RANK and $WORLD_SIZE are no numbers.
-    """
-    config = active_config()
-    if config is None:
-        try:
-            return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        except ValueError as error:
-            raise ConfigError(f"$RANK and $WORLD_SIZE must be numbers: {error}") from error
-    dummy = config.typed_value("__debug_dummy_distributed_rank_and_size")
-    if dummy is not None:
-        return dummy
-    if config.typed_value("torch_distributed") is not None:
-        from returnn.torch.distributed import get_ctx
-    elif config.is_true("use_horovod"):
-        from returnn.tf.horovod import get_ctx
-    else:
-        return 0, 1
-    context = get_ctx(config=config)
-    return context.rank(), context.size()

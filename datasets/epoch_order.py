@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import xxhash
 
-from ..io.errors import ConfigError, MissingSequenceError, StaleStateError
+from ..io.errors import ConfigError, MissingSequenceError
 from . import ordering
 from .chunking import FORWARD_COMPATIBLE_KWARGS
-from .resume import fill_up, shares_after
+from .resume import consumed_by, fill_up, shares_after
 from .seq_files import load_seq_lens
 
 if TYPE_CHECKING:
@@ -92,15 +92,10 @@ def _share_of_rank(
         return [ordering.as_array(share) for share in shares]
 
     shares, consumed = shares_after(state.splits if state else (), num_shards, base)
-    if consumed[rank] is None:
-        raise StaleStateError(
-            f"the reader state does not tell how far rank {rank} is",
-            hint="Load the state that this rank saved, or the merged states of all ranks.",
-        )
+    dataset._num_read_before = consumed_by(consumed, rank)
     parts.own, parts.whole = shares[rank], np.concatenate(shares)
-    dataset._num_read_before = consumed[rank]
     share = fill_up(shares, rank) if dataset.equal_steps else shares[rank]
-    return share[consumed[rank] :]
+    return share[dataset._num_read_before :]
 
 
 def _share(

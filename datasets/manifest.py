@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -171,6 +171,21 @@ def shares_after(
     return shares, (0,) * num_shards
 
 
+def consumed_by(consumed: Sequence[int | None], rank: int) -> int:
+    """How much a rank has read of its share.
+
+    Raises:
+        StaleStateError: if that is not known.
+    """
+    count = consumed[rank]
+    if count is None:
+        raise StaleStateError(
+            f"the reader state does not tell how far rank {rank} is",
+            hint="Load the state that this rank saved, or the merged states of all ranks.",
+        )
+    return count
+
+
 def fill_up(shares: Shares, shard_index: int) -> np.ndarray:
     """The share of a rank, with sequences of its own repeated up to the size of the largest one.
 

@@ -8,7 +8,8 @@ import pytest
 from returnn.datasets.distrib_files import DistributeFilesDataset as Oracle
 
 from seqshard.datasets import CachedFile, init_dataset
-from seqshard.datasets.distrib_files import DistributeFilesDataset, distributed_rank_and_size
+from seqshard.datasets.distrib_files import DistributeFilesDataset
+from seqshard.datasets.ranks import distributed_rank_and_size
 from seqshard.datasets.writers import SimpleHDFWriter
 from seqshard.io.errors import ConfigError, OutputError
 
