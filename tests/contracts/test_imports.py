@@ -27,7 +27,7 @@ FORBIDDEN = {
     "datasets": HEAVY | {"pyarrow.dataset"},
 }
 # These work inside a running RETURNN, and import it only there.
-GUESTS = {f"datasets/{name}.py" for name in ("returnn", "returnn_config", "distrib_files")}
+GUESTS = {f"datasets/{name}.py" for name in ("returnn", "returnn_config", "ranks")}
 
 
 def modules(folder):
