@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ from .receipts import (
     encode_receipt,
     hash_file,
 )
-from .records import StreamFormat
+from .records import Layout, StreamFormat
 from .statistics import LengthStatistics, StreamStatistics, measure_lengths
 
 SHARD_PATTERN = re.compile(r"data-\d{5}-of-\d{5}\.hdf")
@@ -58,7 +58,7 @@ class DatasetPlan:
     seq_ordering: str
     seqs_per_shard: tuple[int, ...]
     num_bytes: int
-    layout: str = "returnn"
+    layout: Layout = field(default_factory=Layout)
 
 
 def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None:
@@ -72,8 +72,8 @@ def prepare_output(staging: Staging, plan: DatasetPlan, overwrite: bool) -> None
         OutputError: if it cannot be written.
         PlanError: if the layout cannot hold a stream.
     """
-    if plan.layout == "nextgen":
-        check_streams(plan.streams)
+    if plan.layout.kind == "nextgen":
+        check_streams(plan.streams, plan.layout.runs)
     names = storage.list_names(staging.output)
     finished = MANIFEST_NAME in names
     same = finished and _saved_plan(staging.output) == staging.plan
@@ -202,7 +202,7 @@ def complete_dataset(
         index=index,
         rejected=rejected_info,
         statistics=statistics,
-        layout=plan.layout,
+        layout=plan.layout.kind,
     )
     clean_folder(staging.output, {info.path for info in infos}, keep_rejected=bool(rejected))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

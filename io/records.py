@@ -76,6 +76,19 @@ class StreamFormat:
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What shards are like.
+
+    Attributes:
+        kind: "returnn" or "nextgen".
+        runs: streams of classes that are stored as runs (segment alignments); only for "nextgen".
+    """
+
+    kind: str = "returnn"
+    runs: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class SourceIndex:
     """What a source file holds, read from its table and headers alone. Row i is sequence i.

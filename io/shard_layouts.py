@@ -20,7 +20,7 @@ from .hdf.file import damage_errors, open_file
 from .hdf.layout import ArrayPlace, check_lengths, create_skeleton, dataset_name
 from .hdf.nextgen_layout import SequenceWriter, check_streams, create_streams, link_names
 from .receipts import hash_file
-from .records import StreamFormat
+from .records import Layout, StreamFormat
 from .shard_file import ShardFile
 
 
@@ -58,7 +58,7 @@ class ShardWriter(Protocol):
 
 
 def open_shard(
-    layout: str,
+    layout: Layout,
     path: str,
     streams: Mapping[str, StreamFormat],
     lengths: Mapping[str, np.ndarray],
@@ -67,7 +67,7 @@ def open_shard(
     """Creates a shard.
 
     Args:
-        layout: one of `manifest.LAYOUTS`.
+        layout: what shards are like.
         path: local file; must not exist.
         streams: format of every stream.
         lengths: for every stream, int array [sequences] of frames.
@@ -76,8 +76,9 @@ def open_shard(
     Raises:
         PlanError: if the layout cannot hold a stream, a tag or a length.
     """
-    kind = NextGenShard if layout == "nextgen" else ContiguousShard
-    return kind(path, streams, lengths, tags)
+    if layout.kind == "nextgen":
+        return NextGenShard(path, streams, lengths, tags, layout.runs)
+    return ContiguousShard(path, streams, lengths, tags)
 
 
 def _frame_bounds(lengths: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -162,8 +163,9 @@ class NextGenShard:
         streams: Mapping[str, StreamFormat],
         lengths: Mapping[str, np.ndarray],
         tags: Sequence[bytes],
+        runs: Sequence[str] = (),
     ) -> None:
-        check_streams(streams)
+        check_streams(streams, runs)
         check_lengths(lengths)
         self._path = path
         self._names = link_names(tags)
@@ -174,8 +176,8 @@ class NextGenShard:
         self.offsets = dict.fromkeys(streams)
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(h5py.File(path, "x"))
-            create_streams(file, streams, tags)
-            self._writers = {s: SequenceWriter(file, s, streams[s]) for s in streams}
+            create_streams(file, streams, tags, runs)
+            self._writers = {s: SequenceWriter(file, s, streams[s], s in runs) for s in streams}
             self._close = stack.pop_all()
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from .errors import SeqshardError, SourceFormatError
 from .index import index_batch
 from .manifest import ArrayInfo, ShardInfo, shard_name
 from .receipts import Receipt, Rejection, Staging, hash_file
-from .records import StreamFormat
+from .records import Layout, StreamFormat
 from .shard_layouts import ShardWriter, open_shard
 from .sources import Source, open_source
 from .statistics import StreamStatistics, measure
@@ -43,7 +43,7 @@ class ShardJob:
         staging: where the receipts go.
         num_shards: how many shards there will be.
         skip_damaged: whether a sequence that cannot be decoded is rejected instead of fatal.
-        layout: what shards are like, one of `manifest.LAYOUTS`.
+        layout: what shards are like.
     """
 
     sources: tuple[SourceFile, ...]
@@ -51,7 +51,7 @@ class ShardJob:
     staging: Staging
     num_shards: int
     skip_damaged: bool = False
-    layout: str = "returnn"
+    layout: Layout = field(default_factory=Layout)
 
 
 def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,7 +17,8 @@ from .columns import column, encode_tags
 from .errors import ManifestError, SeqshardError, ShardIntegrityError
 from .hdf.file import get_dataset, open_file
 from .hdf.layout import INPUT_STREAM, dataset_name, length_table
-from .hdf.nextgen_source import NextGenSource
+from .hdf.nextgen_layout import RUN_DTYPE
+from .hdf.nextgen_source import RUNS, NextGenSource
 from .hdf.source import HdfSource
 from .index import IndexFile
 from .manifest import FileInfo, Manifest, ShardInfo, folder_of, load_manifest
@@ -238,11 +240,12 @@ def _check_nextgen(
     """`_check_structure` for the NextGen layout."""
     for name, stream in manifest.streams.items():
         with NextGenSource(path, name) as source:
-            found = source.index()
+            found, as_runs = source.index(), source.parser == RUNS
         yield from (error for _, error in found.damaged)
         if not found.tag.equals(rows.column("tag")):
             yield ShardIntegrityError("tags of shard and index differ", info.path)
-        if found.format not in (stream, None):
+        expected = replace(stream, dtype=RUN_DTYPE.name) if as_runs else stream
+        if found.format not in (expected, None):
             what = f"stream {name!r} has another format than the manifest says"
             yield ShardIntegrityError(what, info.path)
 
@@ -312,13 +315,18 @@ def _open_sequences(
         index = source.index()
         for _, error in index.damaged:
             raise error
-        if not np.array_equal(np.cumsum(index.length) - index.length, start):
+        # Of runs come class and end mark of every frame.
+        step = 2 if source.parser == RUNS else 1
+        frames = index.length // step
+        if not np.array_equal(np.cumsum(frames) - frames, start):
             raise ShardIntegrityError(f"lengths of shard and index differ in {name!r}", info.path)
 
         def read(rows: slice, begin: int, end: int) -> np.ndarray:
-            out = np.empty((end - begin, *kind.shape), np.dtype(kind.dtype))
+            dtype = np.dtype(kind.dtype) if step == 1 else RUN_DTYPE
+            out = np.empty((step * (end - begin), *kind.shape), dtype)
             columns = (index.position, index.length, index.num_bytes, index.raw_bytes)
-            source.read_many(*(values[rows] for values in columns), out, start[rows] - begin)
-            return out
+            where = step * (start[rows] - begin)
+            source.read_many(*(values[rows] for values in columns), out, where)
+            return out if step == 1 else out[::2].astype(kind.dtype)
 
         yield index.position, read

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from seqshard.io.config import Corpus, load_corpus
+from seqshard.io.errors import ConfigError
 from seqshard.io.manifest import Manifest, load_manifest
+from seqshard.io.records import Layout
 from seqshard.pipelines.command import import_beam, quiet_stderr, run_command
 from seqshard.pipelines.options import BuildOptions, parse_build_options
 from seqshard.runners.names import is_dataflow, is_local
@@ -40,7 +42,8 @@ def build(
 
     order, output, skip = options.ordering, options.output, options.skip_damaged
     layout = options.layout
-    plan_options = [str(order), options.num_shards, options.shard_bytes, skip, layout]
+    plan_options = [str(order), options.num_shards, options.shard_bytes, skip]
+    plan_options += [layout.kind, layout.runs]
 
     sources = root | "Sources" >> beam.Create(corpus.sources, reshuffle=False)
     if corpus.trainers:
@@ -98,6 +101,19 @@ def with_absolute_paths(options: BuildOptions) -> BuildOptions:
     return replace(options, **absolute)
 
 
+def check_runs(corpus: Corpus, layout: Layout) -> None:
+    """Raises `ConfigError` if --segment_alignments names a stream that there is not."""
+    known = [spec.name for spec in corpus.streams]
+    for name in layout.runs:
+        if name not in known:
+            raise ConfigError(
+                "there is no such stream",
+                entry="--segment_alignments",
+                expected=" or ".join(known),
+                found=name,
+            )
+
+
 def run_build(options: BuildOptions) -> Manifest:
     """Runs a build and returns the manifest that it wrote.
 
@@ -111,6 +127,7 @@ def run_build(options: BuildOptions) -> Manifest:
     if not is_local(options.runner):
         options = with_absolute_paths(options)
     corpus = load_corpus(options.config)
+    check_runs(corpus, options.layout)
     if is_dataflow(options.runner):
         check_shared(corpus, options.output)
     storage.check_writable(options.output)

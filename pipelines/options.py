@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..io.errors import ConfigError
 from ..io.manifest import LAYOUTS
+from ..io.records import Layout
 from ..transforms.order import SeqOrdering, parse_ordering
 
 DEFAULT_SHARD_SIZE = "512MB"
@@ -29,7 +30,7 @@ class BuildOptions:
         shard_bytes: payload bytes per shard.
         ordering: order of the sequences.
         skip_damaged: whether damaged sequences are rejected instead of fatal.
-        layout: what shards are like, one of `manifest.LAYOUTS`.
+        layout: what shards are like.
         overwrite: whether another dataset in `output` may be replaced.
         verbose: whether to show traces and the runner's log.
         beam_args: all flags that are not ours.
@@ -42,7 +43,7 @@ class BuildOptions:
     shard_bytes: int
     ordering: SeqOrdering
     skip_damaged: bool
-    layout: str
+    layout: Layout
     overwrite: bool
     verbose: bool
     beam_args: tuple[str, ...]
@@ -91,6 +92,11 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         f"NextGenHDFDataset; slower to write and to read) (default: {LAYOUTS[0]})",
     )
     parser.add_argument(
+        "--segment_alignments",
+        metavar="STREAM[,STREAM]",
+        help="with --layout=nextgen: streams of classes to store as runs of equal classes",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace another dataset that stands in --output"
     )
 
@@ -134,7 +140,7 @@ def parse_build_options(argv: Sequence[str], prog: str) -> BuildOptions:
         shard_bytes=shard_bytes,
         ordering=parse_ordering(args.seq_ordering),
         skip_damaged=args.on_error == "skip",
-        layout=args.layout,
+        layout=parse_layout(args),
         overwrite=args.overwrite,
         verbose=args.verbose,
         beam_args=tuple(beam_args),
@@ -146,6 +152,19 @@ def shard_limits(args: argparse.Namespace) -> tuple[int | None, int]:
     if args.num_shards is not None and args.shard_size is not None:
         raise ConfigError("give --num_shards or --shard_size, not both")
     return args.num_shards, args.shard_size or parse_size(DEFAULT_SHARD_SIZE)
+
+
+def parse_layout(args: argparse.Namespace) -> Layout:
+    """The layout of parsed flags.
+
+    Raises:
+        ConfigError: if it has no runs, but some are wanted.
+    """
+    names = [name.strip() for name in (args.segment_alignments or "").split(",")]
+    layout = Layout(args.layout, tuple(filter(None, names)))
+    if layout.runs and layout.kind != "nextgen":
+        raise ConfigError("--segment_alignments needs --layout=nextgen")
+    return layout
 
 
 def parse_size(text: str) -> int:

@@ -9,6 +9,7 @@ import apache_beam as beam
 
 from ..io.dataset_folder import DatasetPlan, prepare_output
 from ..io.receipts import Staging
+from ..io.records import Layout
 from .order import SeqOrdering
 from .plan_shards import ShardPlan
 from .stage import Stage
@@ -26,7 +27,7 @@ class BuildPlan:
         """Where the receipts of this build are."""
         return Staging(output, self.survey.plan, self.survey.stamp)
 
-    def dataset(self, ordering: SeqOrdering, layout: str) -> DatasetPlan:
+    def dataset(self, ordering: SeqOrdering, layout: Layout) -> DatasetPlan:
         """What the output folder must know."""
         return DatasetPlan(
             self.survey.streams,
@@ -45,7 +46,7 @@ class PrepareOutput(beam.PTransform):
         self,
         output: str,
         ordering: SeqOrdering,
-        layout: str,
+        layout: Layout,
         overwrite: bool,
         survey: beam.PCollection,
     ) -> None:

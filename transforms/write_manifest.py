@@ -10,6 +10,7 @@ import apache_beam as beam
 from ..io.dataset_folder import complete_dataset
 from ..io.manifest import Manifest
 from ..io.receipts import Rejection
+from ..io.records import Layout
 from .order import SeqOrdering
 from .prepare_output import BuildPlan
 from .stage import Stage
@@ -22,7 +23,7 @@ class WriteManifest(beam.PTransform):
         self,
         output: str,
         ordering: SeqOrdering,
-        layout: str,
+        layout: Layout,
         provenance: dict[str, Any],
         plan: beam.PCollection,
         rejected: beam.PCollection,

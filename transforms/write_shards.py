@@ -8,6 +8,7 @@ import apache_beam as beam
 
 from ..io.columns import concat
 from ..io.config import Corpus
+from ..io.records import Layout
 from ..io.shards import ShardJob, write_shard
 from .index_sources import split_by
 from .plan_shards import assign_shards, sort_rows
@@ -22,13 +23,18 @@ class WriteShards(beam.PTransform):
     Args:
         corpus: the configuration.
         output: folder of the dataset.
-        layout: what shards are like, one of `manifest.LAYOUTS`.
+        layout: what shards are like.
         skip_damaged: whether sequences that do not decode are rejected instead of fatal.
         plan: singleton of `BuildPlan`.
     """
 
     def __init__(
-        self, corpus: Corpus, output: str, layout: str, skip_damaged: bool, plan: beam.PCollection
+        self,
+        corpus: Corpus,
+        output: str,
+        layout: Layout,
+        skip_damaged: bool,
+        plan: beam.PCollection,
     ) -> None:
         super().__init__()
         self._corpus = corpus

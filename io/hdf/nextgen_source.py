@@ -78,6 +78,9 @@ class NextGenSource:
         path: local file.
         key: a name in `streams`.
 
+    Attributes:
+        parser: the kind of the stream: FEATURES, SPARSE or RUNS.
+
     Raises:
         MissingSequenceError: if there is no such stream.
         SourceFormatError: if the file is damaged, or the stream of an unknown kind.
@@ -89,7 +92,7 @@ class NextGenSource:
         self._file = open_file(path)
         try:
             with damage_errors(path):
-                self._parser = self._find_parser()
+                self.parser = self._find_parser()
                 self._data = self._find_data()
                 self._tag = self._read_list("seq_names", "sequence name")
                 self._names = [link_name(tag) for tag in encode_tags(self._tag)]
@@ -154,7 +157,7 @@ class NextGenSource:
             if not frames:
                 continue
             values = self._read(at, stored)
-            if self._parser == RUNS:
+            if self.parser == RUNS:
                 values = _expand_runs(values, frames)
             if len(values) != frames:
                 raise SourceFormatError(
@@ -228,16 +231,16 @@ class NextGenSource:
     def _learn(self, dataset: h5py.h5d.DatasetID, name: str) -> _StreamKind:
         hdf_type, dtype, shape = dataset.get_type(), dataset.dtype, dataset.shape
         check_storable(dtype, self.path, name)
-        if self._parser != FEATURES and dtype.kind not in "iu":
+        if self.parser != FEATURES and dtype.kind not in "iu":
             raise UnsupportedPayloadError(
-                f"elements of a stream of kind {self._parser} must be integers",
+                f"elements of a stream of kind {self.parser} must be integers",
                 self.path,
                 name,
                 found=str(dtype),
             )
-        if len(shape) != _NUM_AXES[self._parser] or (self._parser == RUNS and shape[1] != 2):
+        if len(shape) != _NUM_AXES[self.parser] or (self.parser == RUNS and shape[1] != 2):
             raise ShapeMismatchError(
-                f"this cannot be a sequence of a stream of kind {self._parser}",
+                f"this cannot be a sequence of a stream of kind {self.parser}",
                 self.path,
                 name,
                 found=f"shape {shape}",
@@ -249,7 +252,7 @@ class NextGenSource:
         dtype = kind.dtype.newbyteorder("=")
         name = f"streams/{self.key}/feature_names"
         labels = get_dataset(self._file, name)
-        shape = kind.row_shape if self._parser == FEATURES else ()
+        shape = kind.row_shape if self.parser == FEATURES else ()
         if labels is None and not shape:
             raise SourceFormatError(
                 "nothing tells the number of classes", self.path, entry=name, expected="a dataset"
@@ -327,7 +330,7 @@ class NextGenSource:
         num_bytes = kind.dtype.itemsize * shape[0] * (kind.row_shape[0] if kind.row_shape else 1)
         position = self._find_bytes(row, dataset, num_bytes, kind.direct) if num_bytes else 0
         length = shape[0]
-        if self._parser == RUNS:
+        if self.parser == RUNS:
             length = 2 * _count_frames(self._read(position, num_bytes), self.path, name)
         return position, length, num_bytes
 

@@ -17,12 +17,12 @@ from seqshard.io import shards, storage
 from seqshard.io.columns import batch, column
 from seqshard.io.config import SourceFile
 from seqshard.io.errors import PlanError
-from seqshard.io.hdf.nextgen_layout import check_streams, link_names
+from seqshard.io.hdf.nextgen_layout import check_streams, encode_runs, link_names
 from seqshard.io.hdf.nextgen_source import NextGenSource
 from seqshard.io.hdf.source import HdfSource
 from seqshard.io.manifest import ArrayInfo, shard_name
 from seqshard.io.receipts import Staging, hash_file
-from seqshard.io.records import StreamFormat, StreamSpec
+from seqshard.io.records import Layout, StreamFormat, StreamSpec
 from seqshard.io.shard_layouts import open_shard
 from seqshard.io.shards import ShardJob, digest_rows, write_shard
 
@@ -36,6 +36,9 @@ STREAMS = {
     "wide": StreamFormat("int8", 3, 2, False, ("a", "b", "c"), (3,)),
     "nothing": StreamFormat("float64", 0, 2, False, None, (0,)),
 }
+
+
+NEXTGEN = Layout("nextgen")
 
 
 class Corpus:
@@ -53,7 +56,7 @@ class Corpus:
             path = str(folder / f"{name}.hdf")
             lengths = {name: np.array(LENGTHS)}
             tags = [tag.encode() for tag in TAGS]
-            with open_shard("returnn", path, {name: stream}, lengths, tags) as file:
+            with open_shard(Layout(), path, {name: stream}, lengths, tags) as file:
                 block = file.buffer(name, slice(0, len(TAGS)))
                 block[:] = np.concatenate(arrays).reshape(-1).view(np.uint8)
                 file.write(name, slice(0, len(TAGS)), block)
@@ -70,7 +73,7 @@ class Corpus:
     def write(self, output):
         staging = Staging(str(output), "plan", "stamp")
         storage.make_folder(staging.folder)
-        job = ShardJob(self.sources, STREAMS, staging, 3, layout="nextgen")
+        job = ShardJob(self.sources, STREAMS, staging, 3, layout=NEXTGEN)
         receipt = write_shard(job, 1, self.rows)
         return storage.join(str(output), shard_name(1, 3)), receipt, staging
 
@@ -185,7 +188,7 @@ def test_streams_that_the_layout_cannot_hold(name, tmp_path):
         check_streams({"data": STREAMS["data"], name: WRONG[name]})
     path = str(tmp_path / "x.hdf")
     with pytest.raises(PlanError, match="cannot be stored"):
-        open_shard("nextgen", path, {name: WRONG[name]}, {name: np.zeros(0, int)}, [])
+        open_shard(NEXTGEN, path, {name: WRONG[name]}, {name: np.zeros(0, int)}, [])
     assert not list(tmp_path.iterdir())
 
 
@@ -205,7 +208,49 @@ def test_tags_that_the_layout_cannot_hold(tags, match):
 def test_lengths_that_the_layout_cannot_hold(tmp_path):
     lengths = {"data": np.array([2**31])}
     with pytest.raises(PlanError, match="a sequence is too long"):
-        open_shard("nextgen", str(tmp_path / "x.hdf"), {"data": STREAMS["data"]}, lengths, [b"a"])
+        open_shard(NEXTGEN, str(tmp_path / "x.hdf"), {"data": STREAMS["data"]}, lengths, [b"a"])
+
+
+def test_returnns_parser_reads_runs(tmp_path):
+    path, kind = str(tmp_path / "x.hdf"), STREAMS["classes"]
+    seqs = {"a/b": [3, 3, 3, 0, 8, 8], "empty": [], "c": [5]}
+    lengths = np.array([len(values) for values in seqs.values()])
+    tags = [tag.encode() for tag in seqs]
+    layout = Layout("nextgen", ("x",))
+    with open_shard(layout, path, {"x": kind}, {"x": lengths}, tags) as file:
+        block = file.buffer("x", slice(0, 3))
+        block.view(kind.dtype)[:] = np.concatenate(list(seqs.values()))
+        file.write("x", slice(0, 3), block)
+        file.finish()
+    with h5py.File(path) as file:
+        assert file["streams/x/data/a\\b"][...].tolist() == [[3, 3], [0, 1], [8, 2]]
+        group = file["streams/x"]
+        parser = Oracle.parsers[group.attrs["parser"]](["a\\b", "c"], group)
+        assert (parser.num_features, parser.get_dtype()) == (9, "int32")
+        assert parser.get_data("a\\b")[::2].tolist() == seqs["a/b"]
+        assert parser.get_data("a\\b")[1::2].tolist() == [0, 0, 1, 1, 0, 1]
+        assert parser.get_data("c").tolist() == [5, 1]
+    with NextGenSource(path, "x") as source:
+        assert source.index().length.tolist() == [12, 0, 2]
+        assert source.index().format.labels == LABELS
+
+
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_runs_expand_to_what_they_were(classes):
+    runs = encode_runs(np.array(classes, np.int16))
+    assert runs.dtype == np.int32
+    assert np.repeat(runs[:, 0], runs[:, 1]).tolist() == classes
+    assert (runs[:, 1] > 0).all()
+    assert (np.diff(runs[:, 0]) != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [("data", STREAMS["data"]), ("large", StreamFormat("int64", 9, 1, True))],
+)
+def test_streams_that_cannot_be_runs(name, stream):
+    with pytest.raises(PlanError, match=f"stream '{name}' cannot be stored as a segment align"):
+        check_streams({name: stream}, [name])
 
 
 @settings(max_examples=40, deadline=None)
@@ -228,7 +273,7 @@ def test_any_tags_and_lengths_come_back(tmp_path_factory, seqs, block_rows):
     kind = STREAMS["states"]
     frames = np.arange(lengths.sum(), dtype=kind.dtype)
     ends = np.cumsum(lengths)
-    with open_shard("nextgen", path, {"x": kind}, {"x": lengths}, tags) as file:
+    with open_shard(NEXTGEN, path, {"x": kind}, {"x": lengths}, tags) as file:
         for first in range(0, len(tags), block_rows):
             rows = slice(first, min(first + block_rows, len(tags)))
             block = file.buffer("x", rows)

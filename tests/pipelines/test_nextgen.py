@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -118,6 +119,61 @@ def test_a_flipped_byte_anywhere(part, dataset):
     texts = [str(problem) for problem in verify_dataset(str(dataset))[1]]
     assert any(f"{path}: the hash is wrong" in text for text in texts)
     assert not any("data-00002" in text for text in texts)
+
+
+RUNS = (*NEXTGEN, "--segment_alignments=classes")
+
+
+def test_segment_alignments(build_demo, tmp_path):
+    """Classes as runs: readers give class and end mark of every frame, as RETURNN's do."""
+    output = build_demo(*RUNS)
+    ours = NextGenHDFDataset("data", sorted(output.glob("*.hdf")))
+    other = ManifestDataset(build_demo(*FLAGS))
+    for each in (ours, other):
+        each.initialize()
+        each.init_seq_order(epoch=1)
+    for index in range(other.num_seqs):
+        ours.load_seqs(index, index + 1)
+        expected = other.get_data(index, "classes")
+        found = ours.get_data(index, "classes").reshape(-1, 2)
+        np.testing.assert_array_equal(found[:, 0], expected)
+        changes = np.flatnonzero(expected[1:] != expected[:-1])
+        assert np.flatnonzero(found[:, 1]).tolist() == [*changes, len(expected) - 1]
+    manifest, problems = verify_dataset(str(output))
+    assert problems == []
+    assert manifest.streams == other.info.streams
+    assert manifest.statistics == other.info.statistics
+    assert manifest.plan != load_manifest(str(build_demo(*NEXTGEN))).plan
+
+
+def test_damaged_runs_are_found(build_demo, tmp_path):
+    output = shutil.copytree(build_demo(*RUNS), tmp_path / "out")
+    path = output / "data-00002-of-00003.hdf"
+    with h5py.File(path) as file:
+        name = file["seq_names"][0]
+        place = file["streams/classes/data"][name.replace(b"/", b"\\")].id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1  # a class
+    path.write_bytes(data)
+    texts = [str(problem) for problem in verify_dataset(str(output))[1]]
+    assert any(f"{name.decode()!r}" in text and "stream 'classes'" in text for text in texts)
+    data[place + 4] ^= 1  # a length
+    path.write_bytes(data)
+    texts = [str(problem) for problem in verify_dataset(str(output))[1]]
+    assert any("lengths of shard and index differ in 'classes'" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--segment_alignments=classes",), "--segment_alignments needs --layout=nextgen"),
+        (("--layout=nextgen", "--segment_alignments=x"), "there is no such stream.*found x"),
+    ],
+)
+def test_wrong_flags(flags, words, tmp_path, capsys):
+    config = ROOT / "examples" / "demo.toml"
+    assert build([f"--config={config}", f"--output={tmp_path / 'out'}", *flags]) == 2
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_a_truncated_shard(dataset):

@@ -13,7 +13,7 @@ from apache_beam.testing.util import assert_that
 from seqshard.io.columns import batch
 from seqshard.io.config import SourceFile, load_corpus
 from seqshard.io.errors import ShapeMismatchError, SourceFormatError
-from seqshard.io.records import StreamFormat, StreamSpec
+from seqshard.io.records import Layout, StreamFormat, StreamSpec
 from seqshard.runners.select import make_options
 from seqshard.transforms.index_sources import IndexSources, SourceSurvey, index_source
 from seqshard.transforms.join_streams import JoinStreams, join_streams
@@ -86,7 +86,7 @@ def test_every_collection_of_rows_has_the_coder(corpus):
     joined = index.rows | JoinStreams(corpus, DEFAULT, survey)
     assert index.rows.element_type == KeyedRows
     assert joined.rows.element_type == Rows
-    shards = joined.rows | WriteShards(corpus, "out", "returnn", False, survey)
+    shards = joined.rows | WriteShards(corpus, "out", Layout(), False, survey)
     assert shards.element_type is int
 
     proto = pipeline.to_runner_api()
