@@ -8,6 +8,7 @@ file where they are stored in one piece, and read through h5py where not.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -106,8 +107,8 @@ def open_hdf(path: str) -> h5py.File:
     """Opens a file for reading.
 
     With locks if possible, as the HDF library refuses a file that another part of the process, for
-    example RETURNN, has open with other locks; without them where the file system has none, or
-    another process writes.
+    example RETURNN, has open with other locks; without them where the file system has none. A file
+    that another process still writes must be made to be followed (SWMR).
 
     Raises:
         SourceNotFoundError, SourceFormatError: see `read_tables`.
@@ -118,13 +119,15 @@ def open_hdf(path: str) -> h5py.File:
         return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES)
     except FileNotFoundError as error:
         raise SourceNotFoundError("there is no such file", path) from error
-    except OSError:
-        try:
-            return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
-        except OSError as error:
-            raise SourceFormatError(
-                f"this is not a complete HDF file: {error}", path, hint="Write or copy it again."
-            ) from error
+    except OSError as error:
+        for options in ({}, {"swmr": True}):
+            with contextlib.suppress(OSError):
+                return h5py.File(
+                    path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False, **options
+                )
+        raise SourceFormatError(
+            f"this is not a complete HDF file: {error}", path, hint="Write or copy it again."
+        ) from error
 
 
 class _TableReader:
@@ -134,6 +137,8 @@ class _TableReader:
         self.size = os.path.getsize(path)
 
     def read(self) -> HdfTables:
+        # Where the file grows, the tags are written last: everything else is there at least so far.
+        tags = self._require("seqTags")
         arrays = {}
         inputs = self._find("inputs")
         if inputs is not None:
@@ -146,8 +151,9 @@ class _TableReader:
         if have_targets:
             for key in target_keys:
                 arrays[key] = self._require(f"targets/data/{key}")
-        tags = self._require("seqTags")
         lengths = self._read_lengths(int(inputs is not None) + len(target_keys))
+        if self.file.swmr_mode:
+            lengths = lengths[: tags.shape[0]]
         if len(lengths) != tags.shape[0]:
             raise SourceFormatError(
                 "seqLengths and seqTags do not fit together",
@@ -366,7 +372,7 @@ def read_tags(tables: HdfTables, mapped: MappedFile | None) -> np.ndarray:
     if tables.tags.offset is not None and mapped is not None:
         return mapped.view(tables.tags)
     with open_hdf(tables.path) as file:
-        values = file["seqTags"][...]
+        values = file["seqTags"][: tables.tags.shape[0]]
     if values.dtype.kind == "S":
         return values
     if values.dtype.kind != "O":

@@ -502,6 +502,49 @@ def test_another_process_follows_the_growing_file(tmp_path):
     assert root_attributes(path)["numTimesteps"] == 15
 
 
+GROW = """
+import sys
+import numpy as np
+from seqshard.datasets import SimpleHDFWriter
+
+extra_type = {"classes": (9, 1, "int32")}
+with SimpleHDFWriter(sys.argv[1], dim=2, swmr=True, extra_type=extra_type) as writer:
+    for number in range(1, 40):
+        inputs = np.full((1, number, 2), number, "float32")
+        extra = {"classes": np.full((1, number), number % 9, "int32")}
+        writer.insert_batch(inputs, [number], [f"seq-{number}"], extra=extra)
+        print(number, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_dataset_follows_a_file_that_another_process_writes(tmp_path):
+    path = str(tmp_path / "growing.hdf")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", GROW, path], **pipes) as process:
+        for number in range(1, 40):
+            assert process.stdout.readline() == f"{number}\n"
+            if number % 13 == 1:
+                check_grown(path, number)
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert process.returncode == 0
+    check_grown(path, 39)
+
+
+def check_grown(path, num_seqs):
+    dataset = HDFDataset([path])
+    dataset.initialize()
+    dataset.init_seq_order(epoch=1)
+    assert dataset.get_all_tags() == [f"seq-{number}" for number in range(1, num_seqs + 1)]
+    for seq_idx in range(num_seqs):
+        number = seq_idx + 1
+        assert dataset.get_seq_length(seq_idx)["data"] == number
+        assert dataset.get_data(seq_idx, "data").tolist() == [[number, number]] * number
+        assert dataset.get_data(seq_idx, "classes").tolist() == [number % 9] * number
+        assert dataset.get_data_by_seq_tag(f"seq-{number}", "data")[0, 0] == number
+
+
 def test_swmr_reads_as_without(tmp_path, rng):
     batches = [dense_batch(rng, [7, 3, 5]), dense_batch(rng, [2, 2], start=3)]
     for name, swmr in (("a", True), ("b", False)):
