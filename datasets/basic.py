@@ -128,6 +128,7 @@ class Dataset(SeqAccess):
         self._corpus_columns = CorpusColumns()
         self._epoch_parts = EpochParts()
         self._resume_state: EpochState | None = None
+        self._is_resumed = False
 
         self.window = window
         self.seq_ordering = seq_ordering
@@ -175,6 +176,8 @@ class Dataset(SeqAccess):
                 kwargs[arg] = getattr(self, attr)
         # `equal_steps` is no argument of the classes of RETURNN that hand on their options.
         state = {"epoch": self.epoch, "zpad": self.zpad, "equal_steps": self.equal_steps}
+        if self._resume_state is not None:
+            state["_resume_state"] = self._resume_state
         return Dataset._create_from_reduce, (type(self), kwargs, state)
 
     @staticmethod
@@ -271,7 +274,7 @@ class Dataset(SeqAccess):
             Whether the order may have changed.
         """
         if self._resume_state is not None and epoch not in (None, self._resume_state.epoch):
-            self._resume_state = None
+            self._begin_epoch_again(epoch)
         self.epoch = epoch
         self._num_loaded = self._num_read_before = 0
         self.rnd_seq_drop = Random(self._get_random_seed_for_epoch(epoch=epoch))
@@ -280,8 +283,9 @@ class Dataset(SeqAccess):
 
     def finish_epoch(self, *, free_resources: bool = False) -> None:
         """Ends an epoch; the next call is `init_seq_order`."""
+        if self._resume_state is not None:
+            self._begin_epoch_again(self._resume_state.epoch)
         self.epoch = None
-        self._resume_state = None
 
     def supports_sharding(self) -> bool:
         """Whether the order can be shared out over ranks or workers."""
@@ -385,8 +389,8 @@ class Dataset(SeqAccess):
                 expected=f"0 to {self.num_seqs}",
                 found=str(count),
             )
-        identity = order_identity(self, self.epoch)
-        start = self._resume_state or EpochState(identity, self.epoch, ())
+        splits = self._resume_state.splits if self._resume_state is not None else ()
+        start = EpochState(order_identity(self, self.epoch), self.epoch, splits)
         after = start.advanced(self._num_shards, self._shard_index, count, self.equal_steps)
         return after.to_dict()
 
@@ -408,8 +412,18 @@ class Dataset(SeqAccess):
                 expected=identity,
                 found=parsed.dataset,
             )
-        self._resume_state = parsed
+        self._resume_state, self._is_resumed = parsed, False
         self.init_seq_order(epoch=parsed.epoch)
+        if not self._is_resumed:
+            self._resume_state = None
+            raise StaleStateError(f"{self} cannot continue in the middle of an epoch")
+
+    def _begin_epoch_again(self, epoch: int) -> None:
+        """Forgets how far the epoch of a loaded state was read, but not who had begun it."""
+        state, length = self._resume_state, self.partition_epoch or 1
+        same_full_epoch = (epoch - 1) // length == (state.epoch - 1) // length
+        moved = state.splits and state.splits[0].num_shards != self._num_shards
+        self._resume_state = state.from_start(epoch) if same_full_epoch and moved else None
 
     def coverage(self, all_ranks: bool = False) -> Coverage:
         """A digest of the sequences that this rank reads in the current epoch.

@@ -264,6 +264,7 @@ class DistributeFilesDataset(CachedDataset2):
         rank, num_ranks = self._shard_index, self._num_shards
         splits = self._resume_state.splits if self._resume_state is not None else ()
         first_ranks = splits[0].num_shards if splits else num_ranks
+        self._is_resumed = True
         self._sub_epoch = SubEpoch(first_ranks, partial(self._open_part, epoch, first_ranks))
         if not self.equal_steps and all(split.num_shards == num_ranks for split in splits):
             self._current = self._sub_epoch.dataset(rank)

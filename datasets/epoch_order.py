@@ -93,6 +93,7 @@ def _share_of_rank(
 
     shares, consumed = shares_after(state.splits if state else (), num_shards, base)
     dataset._num_read_before = consumed_by(consumed, rank)
+    dataset._is_resumed = True
     parts.own, parts.whole = shares[rank], np.concatenate(shares)
     share = fill_up(shares, rank) if dataset.equal_steps else shares[rank]
     return share[dataset._num_read_before :]

@@ -19,7 +19,9 @@ from . import ordering
 from .basic import Dataset, convert_data_dims, init_dataset
 from .cached import CachedDataset
 from .cached2 import CachedDataset2
+from .epoch_order import order_identity
 from .numbers_dict import NumbersDict
+from .resume import Coverage
 from .seq import DatasetSeq
 from .seq_files import load_seq_list
 
@@ -171,6 +173,7 @@ class MetaDataset(CachedDataset2):
             and seq_order is None
             and len(self._current_seq_order) > 0
             and self.expected_load_seq_start == 0
+            and self._resume_state is None
         )
         super().init_seq_order(epoch=epoch, seq_list=seq_list, seq_order=seq_order)
         if epoch is None:
@@ -261,6 +264,34 @@ class MetaDataset(CachedDataset2):
         if isinstance(self._default, CachedDataset):
             return self._default._get_seq_lens()[self._default._seq_index]
         return np.array([self._default.get_seq_length(i)["data"] for i in range(num_seqs)])
+
+    # Continuing in the middle of an epoch; see `Dataset`. Who draws the orders does it.
+
+    def _get_corpus_digest(self) -> str:
+        if not self.seq_order_control_dataset:
+            return super()._get_corpus_digest()
+        return order_identity(self._default, self.epoch or 1)
+
+    def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
+        """See `Dataset.state_dict`."""
+        if not self.seq_order_control_dataset:
+            return super().state_dict(num_consumed)
+        return self._default.state_dict(self._num_loaded if num_consumed is None else num_consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Dataset.load_state_dict`."""
+        if not self.seq_order_control_dataset:
+            super().load_state_dict(state)
+            return
+        self._default.load_state_dict(state)
+        self._current_seq_order = []
+        self.init_seq_order(epoch=self._default.epoch)
+
+    def coverage(self, all_ranks: bool = False) -> Coverage:
+        """See `Dataset.coverage`."""
+        if not self.seq_order_control_dataset:
+            return super().coverage(all_ranks)
+        return self._default.coverage(all_ranks)
 
     # Files about sequences.
 

@@ -67,6 +67,15 @@ class EpochState:
         ]
         return EpochState(self.dataset, self.epoch, (*splits, Split(num_shards, tuple(consumed))))
 
+    def from_start(self, epoch: int) -> EpochState:
+        """The state at the beginning of a sub-epoch of the same full epoch.
+
+        It is shared out as for the ranks that began the full epoch. Otherwise sequences would come
+        twice or never, since where a sub-epoch begins depends on the number of ranks.
+        """
+        count = self.splits[0].num_shards
+        return EpochState(self.dataset, epoch, (Split(count, (0,) * count),))
+
     def to_dict(self) -> dict[str, Any]:
         """The state for JSON."""
         splits = [{"num_shards": s.num_shards, "consumed": list(s.consumed)} for s in self.splits]

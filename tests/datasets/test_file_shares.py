@@ -45,6 +45,12 @@ def streamed(files):
     }
 
 
+def sorted_by_control(files):
+    options = streamed(files)
+    options["datasets"]["hdf"]["seq_ordering"] = "sorted"
+    return options
+
+
 def ranks_of(files, num_ranks, epoch=None, sub=laplace, **options):
     ranks = []
     for rank in range(num_ranks):
@@ -77,7 +83,7 @@ def read(dataset, count):
 
 
 @pytest.mark.parametrize("sub", [laplace, streamed])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     num_ranks=st.integers(1, 3),
     partition_epoch=st.integers(1, 3),
@@ -108,7 +114,7 @@ def test_the_same_rank_goes_on_exactly(files, sub, num_ranks, partition_epoch, e
 
 
 @pytest.mark.parametrize("sub", [laplace, streamed])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     equal_steps=st.booleans(),
@@ -141,7 +147,35 @@ def test_any_number_of_ranks_goes_on(files, sub, sizes, equal_steps, data):
         assert seen == expected
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
+@given(
+    partition_epoch=st.integers(2, 3),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    data=st.data(),
+)
+def test_a_full_epoch_stays_complete(files, partition_epoch, sizes, data):
+    """The files that a rank reads in a sub-epoch depend on the number of ranks."""
+    options = {"partition_epoch": partition_epoch}
+    change = data.draw(st.integers(1, partition_epoch))
+    ranks, seen = ranks_of(files, sizes[0], **options), []
+    for epoch in range(1, partition_epoch + 1):
+        for rank in ranks:
+            rank.init_seq_order(epoch=epoch)
+        if epoch == change:
+            for rank in ranks:
+                seen += read(rank, data.draw(st.integers(0, rank.num_seqs)))
+            state = merge_states([rank.state_dict() for rank in ranks])
+            ranks = ranks_of(files, sizes[1], **options)
+            for rank in ranks:
+                rank.load_state_dict(state)
+        for rank in ranks:
+            seen += read(rank, rank.num_seqs)
+            rank.finish_epoch()
+    (whole,) = ranks_of(files, 1, 1)
+    assert sorted(seen) == sorted(read(whole, whole.num_seqs))
+
+
+@settings(max_examples=8, deadline=None)
 @given(num_ranks=st.integers(1, 4), partition_epoch=st.integers(1, 3), equal_steps=st.booleans())
 def test_coverage(files, num_ranks, partition_epoch, equal_steps):
     options = {"partition_epoch": partition_epoch, "equal_steps": equal_steps}
@@ -165,6 +199,13 @@ def test_a_state_of_other_files_or_another_order_is_refused(files):
     (other,) = ranks_of(files, 1, sub=lambda f: laplace(f) | {"seq_ordering": "random"})
     with pytest.raises(StaleStateError, match="belongs to another dataset"):
         other.load_state_dict(state)
+
+
+def test_the_order_of_a_control_dataset_counts(files):
+    (dataset,) = ranks_of(files, 1, 1, sub=streamed)
+    (other,) = ranks_of(files, 1, sub=sorted_by_control)
+    with pytest.raises(StaleStateError, match="belongs to another dataset"):
+        other.load_state_dict(dataset.state_dict(3))
 
 
 def test_one_rank_cannot_speak_for_all(files):

@@ -1,6 +1,7 @@
 """Resuming in the middle of an epoch, equal steps, and coverage, over any number of ranks."""
 
 import json
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqshard.datasets.cached import CachedDataset
+from seqshard.datasets.cached2 import CachedDataset2
 from seqshard.datasets.resume import Coverage, coverage_of, merge_states
 from seqshard.io.errors import StaleStateError
 
@@ -136,6 +138,41 @@ def test_any_number_of_ranks_goes_on(count, seq_ordering, repeat_epoch, sizes, e
 @given(
     count=st.integers(1, 120),
     seq_ordering=orders,
+    partition_epoch=st.integers(1, 5),
+    sizes=st.lists(worlds, min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_a_full_epoch_stays_complete(count, seq_ordering, partition_epoch, sizes, data):
+    """Whenever the number of ranks changes: where sub-epochs begin depends on that number."""
+    options = {"seq_ordering": seq_ordering, "partition_epoch": partition_epoch}
+    changes = [data.draw(st.integers(1, partition_epoch)) for _ in sizes[1:]]
+    ranks, seen = ranks_of(count, sizes[0], **options), Counter()
+    for epoch in range(1, partition_epoch + 1):
+        for rank in ranks:
+            rank.init_seq_order(epoch=partition_epoch + epoch)
+        for num_shards in [
+            size for size, when in zip(sizes[1:], changes, strict=True) if when == epoch
+        ]:
+            for rank in ranks:
+                seen.update(read(rank, data.draw(st.integers(0, rank.num_seqs))))
+            state = merge_states([rank.state_dict() for rank in ranks])
+            ranks = ranks_of(count, num_shards, **options)
+            for rank in ranks:
+                rank.load_state_dict(state)
+        for rank in ranks:
+            seen.update(read(rank, rank.num_seqs))
+            rank.finish_epoch()
+    assert seen == dict.fromkeys(range(count), 1)
+    for rank, fresh in zip(ranks, ranks_of(count, len(ranks), **options), strict=True):
+        for dataset in (rank, fresh):
+            dataset.init_seq_order(epoch=2 * partition_epoch + 1)
+        assert rank.get_current_seq_order() == fresh.get_current_seq_order()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 120),
+    seq_ordering=orders,
     partition_epoch=st.integers(1, 4),
     epoch=st.integers(1, 9),
     num_shards=worlds,
@@ -241,6 +278,35 @@ def test_refusals():
     dataset.finish_epoch()
     with pytest.raises(StaleStateError, match="is in no epoch"):
         dataset.state_dict()
+
+
+def test_a_state_travels_with_the_dataset():
+    (dataset,) = ranks_of(30, 1, 2, seq_ordering="random")
+    read(dataset, 7)
+    (resumed,) = ranks_of(30, 1, seq_ordering="random")
+    resumed.load_state_dict(dataset.state_dict())
+    copy = pickle.loads(pickle.dumps(resumed))
+    copy.init_seq_order(epoch=2)
+    assert copy.get_current_seq_order() == dataset.get_current_seq_order()[7:]
+    copy.finish_epoch()
+    copy.init_seq_order(epoch=2)
+    assert copy.get_current_seq_order() == dataset.get_current_seq_order()
+
+
+def test_a_dataset_without_an_order_cannot_continue():
+    class Endless(CachedDataset2):
+        def init_seq_order(self, **options):
+            super().init_seq_order(**options)
+            self._num_seqs = 5
+            return True
+
+        def get_all_tags(self):
+            return []
+
+    dataset = Endless()
+    dataset.init_seq_order(epoch=1)
+    with pytest.raises(StaleStateError, match="cannot continue in the middle of an epoch"):
+        dataset.load_state_dict(dataset.state_dict(2))
 
 
 def test_one_rank_cannot_speak_for_all():
