@@ -8,6 +8,7 @@ that is how a build resumes. The receipts of a finished dataset live on as metad
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,14 @@ from .statistics import StreamStatistics
 STAGING = ".build"
 _BLOCK = 8 << 20
 _DIGEST_BYTES = 16
+NOT_LISTED = "not in the segment list"
+# Reasons other than damage begin like this, whatever details follow.
+_REASON_KINDS = {
+    "missing": re.compile("missing in this stream"),
+    "doubled": re.compile(r"\d+ times in this stream"),
+    "not-listed": re.compile(NOT_LISTED),
+    "length": re.compile(r"\d+ frames are outside"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,16 @@ class Rejection:
     def sort_key(self) -> tuple[str, str, str, str]:
         """Order of the lines of rejected.jsonl."""
         return (self.tag, self.stream, self.source, self.reason)
+
+
+def rejection_kind(rejection: Rejection) -> str:
+    """Why a sequence is rejected, in one word.
+
+    "missing" in a stream, "doubled" in one, "not-listed" among the segments, of a "length" outside
+    the limits, or "damaged".
+    """
+    kinds = (kind for kind, reason in _REASON_KINDS.items() if reason.match(rejection.reason))
+    return next(kinds, "damaged")
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,9 @@ def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
         OutputError: if the shard cannot be written.
     """
     path = storage.join(job.staging.output, shard_name(shard, job.num_shards))
-    kept = job.staging.load(shard)
-    if kept is not None and is_intact(path, kept[0].info):
-        return kept[0]
+    kept = finished_shard(job, shard)
+    if kept is not None:
+        return kept
     rejected: tuple[Rejection, ...] = ()
     with SourcePool(job.sources) as pool, storage.local_target(path) as target:
         try:
@@ -85,6 +85,13 @@ def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
     receipt = Receipt(info, statistics, rejected)
     job.staging.save(shard, receipt, index)
     return receipt
+
+
+def finished_shard(job: ShardJob, shard: int) -> Receipt | None:
+    """The receipt of a shard that stands there already as this job would write it, or None."""
+    found = job.staging.load(shard)
+    path = storage.join(job.staging.output, shard_name(shard, job.num_shards))
+    return found[0] if found is not None and is_intact(path, found[0].info) else None
 
 
 def is_intact(path: str, info: ShardInfo) -> bool:

@@ -160,11 +160,30 @@ def run_build(options: BuildOptions) -> Manifest:
 def summary(manifest: Manifest, output: str, seconds: float) -> str:
     """One line for the person who waited."""
     frames = ", ".join(f"{count:,} {name}" for name, count in manifest.num_frames.items())
+    kinds = rejected_kinds(manifest, output)
+    reasons = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     return (
         f"{output}: {manifest.num_seqs:,} sequences in {len(manifest.shards)} shards, "
         f"{manifest.num_bytes / 1e6:,.1f} MB (frames: {frames}), "
-        f"{manifest.num_rejected:,} rejected; {seconds:.1f} s"
+        f"{manifest.num_rejected:,} rejected{f' ({reasons})' if reasons else ''}; "
+        f"{seconds:.1f} s, {manifest.num_bytes / 1e6 / seconds:,.1f} MB/s"
     )
+
+
+def rejected_kinds(manifest: Manifest, output: str) -> dict[str, int]:
+    """How many sequences were rejected for which kind of reason."""
+    from collections import Counter
+
+    import msgspec
+
+    from seqshard.io import storage
+    from seqshard.io.receipts import Rejection, rejection_kind
+
+    if manifest.rejected is None:
+        return {}
+    lines = storage.read_bytes(storage.join(output, manifest.rejected.path))
+    rejections = msgspec.json.Decoder(Rejection).decode_lines(lines)
+    return dict(Counter(map(rejection_kind, rejections)))
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m pipelines.build") -> int:

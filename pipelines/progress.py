@@ -68,37 +68,66 @@ def watch_build(output: str, stream: TextIO) -> Iterator[None]:
         thread.join()
 
 
-def _poll(output: str, stop: threading.Event) -> Iterator[BuildState]:
+def _poll(output: str, stop: threading.Event) -> Iterator[BuildState | None]:
+    """The state again and again; None while there is no plan yet."""
     interval = REMOTE_POLL_SECONDS if storage.is_url(output) else POLL_SECONDS
     while not stop.wait(interval):
         # The folder changes under our feet; a look that fails is repeated at the next turn.
         with contextlib.suppress(Exception):
-            state = read_state(output)
-            if state is not None:
-                yield state
+            yield read_state(output)
 
 
 def _show_bar(output: str, stream: TextIO, stop: threading.Event) -> None:
     from tqdm import tqdm
 
-    with tqdm(file=stream, unit="B", unit_scale=True, desc="indexing", leave=False) as bar:
+    with contextlib.ExitStack() as stack:
+        bar = tqdm(file=stream, desc="indexing", bar_format="{desc} {elapsed}", leave=False)
+        stack.callback(lambda: bar.close())
         for state in _poll(output, stop):
-            bar.total = state.num_bytes
-            bar.set_description(f"shard {state.finished}/{state.num_shards}")
+            if state is None:
+                bar.refresh()
+                continue
+            if bar.total is None:
+                # What an earlier run finished is no measure of the speed of this one.
+                bar.close()
+                bar = tqdm(
+                    file=stream,
+                    total=state.num_bytes,
+                    initial=state.bytes_done,
+                    unit="B",
+                    unit_scale=True,
+                    leave=False,
+                )
+            bar.set_description(f"shard {state.finished}/{state.num_shards}", refresh=False)
             bar.update(state.bytes_done - bar.n)
 
 
 def _show_lines(output: str, stream: TextIO, stop: threading.Event) -> None:
     start = last = time.monotonic()
+    first: BuildState | None = None
     for state in _poll(output, stop):
         now = time.monotonic()
+        if first is None and state is not None:
+            first, start = state, now
         if now - last < LOG_SECONDS:
             continue
         last = now
-        rate = state.bytes_done / (now - start)
-        left = (state.num_bytes - state.bytes_done) / rate if rate else 0.0
-        print(
-            f"{state.finished}/{state.num_shards} shards, {rate / 1e6:.0f} MB/s, "
-            f"about {left:.0f} s left",
-            file=stream,
-        )
+        if first is None:
+            print(f"indexing, {now - start:.0f} s", file=stream)
+        elif state is not None:  # the plan goes away shortly before the end
+            print(progress_line(first, state, now - start), file=stream)
+
+
+def progress_line(first: BuildState, state: BuildState, seconds: float) -> str:
+    """How far a build is, how fast, and how long it will take.
+
+    Args:
+        first: its state when it was first looked at, of which an earlier run may have the merit.
+        state: its state `seconds` later.
+    """
+    rate = (state.bytes_done - first.bytes_done) / seconds if seconds else 0.0
+    left = (state.num_bytes - state.bytes_done) / rate if rate else None
+    return (
+        f"{state.finished}/{state.num_shards} shards, {rate / 1e6:.0f} MB/s"
+        f"{'' if left is None else f', about {left:.0f} s left'}"
+    )

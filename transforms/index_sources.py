@@ -18,6 +18,7 @@ from ..io.errors import SeqshardError, SourceFormatError, SourceNotFoundError
 from ..io.receipts import Rejection
 from ..io.records import SourceIndex, StreamFormat
 from ..io.sources import open_source
+from .metrics import count, count_rejected, timed
 from .rows import KeyedRows, Rows
 from .stage import Stage
 
@@ -172,8 +173,11 @@ def _index_group(
     element: tuple[int, Iterable[SourceFile]], skip_damaged: bool, num_buckets: int
 ) -> Iterator[tuple[int, Rows] | beam.pvalue.TaggedOutput]:
     for file in element[1]:
-        survey, rows = index_source(file, skip_damaged)
-        beam.metrics.Metrics.counter("seqshard", "sequences-indexed").inc(survey.num_seqs)
+        with timed("source-milliseconds"):
+            survey, rows = index_source(file, skip_damaged)
+        count("sources-indexed")
+        count("sequences-indexed", survey.num_seqs)
+        count_rejected(survey.rejected)
         yield beam.pvalue.TaggedOutput(SURVEYS, survey)
         for bucket, part in split_buckets(rows, num_buckets):
             yield bucket, Rows(part)

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from ..io.columns import batch, column, concat, encode_tags, take, to_arrow
 from ..io.config import Corpus
-from ..io.receipts import Rejection
+from ..io.receipts import NOT_LISTED, Rejection
 from ..io.segments import load_segments
 from .index_sources import DAMAGED_LENGTH
+from .metrics import count, count_rejected
 from .order import SeqOrdering, sort_keys
 from .rows import Rows
 from .stage import Stage
@@ -115,9 +116,7 @@ def _filter_segments(
     mask = pc.is_in(tags, load_segments(corpus.segments)).to_pylist()
     outside = np.flatnonzero(~np.array(mask, bool))
     good[outside] = False
-    return [
-        _rejection(tags, place, streams, corpus, int(i), "not in the segment list") for i in outside
-    ]
+    return [_rejection(tags, place, streams, corpus, int(i), NOT_LISTED) for i in outside]
 
 
 def _drop_damaged(
@@ -265,11 +264,8 @@ class JoinStreams(beam.PTransform):
         ) -> Iterator[Rows | beam.pvalue.TaggedOutput]:
             batches = [rows.batch for rows in element[1]]
             result = join_streams(batches, corpus, survey.frame_bytes, ordering)
-            counter = beam.metrics.Metrics.counter
-            counter("seqshard", "sequences-joined").inc(result.rows.num_rows)
-            counter("seqshard", "sequences-rejected").inc(
-                len(result.rejected) + len(result.problems)
-            )
+            count("sequences-joined", result.rows.num_rows)
+            count_rejected(result.rejected + result.problems)
             yield Rows(result.rows)
             yield beam.pvalue.TaggedOutput(REJECTED, result.rejected)
             yield beam.pvalue.TaggedOutput(PROBLEMS, result.problems)

@@ -9,6 +9,7 @@ import apache_beam as beam
 from ..io.config import SourceFile
 from ..io.sprint.spool import spool_partition
 from ..io.trainers import Trainer
+from .metrics import count
 from .stage import Stage
 
 PathAndFile = beam.typehints.Tuple[str, SourceFile]
@@ -37,8 +38,8 @@ class SpoolTrainers(beam.PTransform):
             spec, partition = files[0].spec, files[0].partition
             if partition is not None and spec.trainer is not None:
                 streams = [file.spec for file in files]
-                count = spool_partition(trainers[spec.trainer], partition, streams, path)
-                beam.metrics.Metrics.counter("seqshard", "sequences-spooled").inc(count)
+                num_seqs = spool_partition(trainers[spec.trainer], partition, streams, path)
+                count("sequences-spooled", num_seqs)
             yield from files
 
         return (

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
+import pyarrow as pa
 
-from ..io.columns import concat
+from ..io.columns import column, concat
 from ..io.config import Corpus
 from ..io.records import Layout
-from ..io.shards import ShardJob, write_shard
+from ..io.shards import ShardJob, finished_shard, write_shard
 from .index_sources import split_by
+from .metrics import count, count_rejected, record, timed
 from .plan_shards import assign_shards, sort_rows
 from .prepare_output import BuildPlan
 from .rows import KeyedRows, Rows
 from .stage import Stage
+
+
+def write_and_count(job: ShardJob, shard: int, rows: pa.RecordBatch) -> None:
+    """Writes one shard, and counts what it took."""
+    with timed("shard-milliseconds"):
+        receipt = write_shard(job, shard, rows)
+    count("shards-written")
+    count("bytes-read", sum(int(column(rows, f"num_bytes.{s}").sum()) for s in job.streams))
+    count("bytes-written", receipt.info.file_bytes)
+    record("shard-bytes", receipt.info.file_bytes)
+    count_rejected(receipt.rejected)
 
 
 class WriteShards(beam.PTransform):
@@ -61,10 +74,10 @@ class WriteShards(beam.PTransform):
                 skip_damaged,
                 layout,
             )
-            receipt = write_shard(job, shard, sort_rows(concat([part.batch for part in parts])))
-            counter = beam.metrics.Metrics.counter
-            counter("seqshard", "bytes-written").inc(receipt.info.num_bytes)
-            counter("seqshard", "shards-written").inc()
+            if finished_shard(job, shard) is not None:
+                count("shards-kept")
+            else:
+                write_and_count(job, shard, sort_rows(concat([part.batch for part in parts])))
             yield shard
 
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,9 @@ def test_execution_does_not_matter(build_demo, run_module, same_bytes, tmp_path,
         *WORKERS[workers],
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    # A slow machine has progress to report.
+    lines = done.stderr.splitlines()
+    assert not [line for line in lines if not re.match(r"indexing, |\d+/\d+ shards, ", line)]
     same_bytes(build_demo(*FLAGS), output)
 
 
