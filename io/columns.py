@@ -29,7 +29,7 @@ def view(array: pa.Array) -> np.ndarray:
     dtype = _NUMPY_TYPES[array.type]
     if len(array) == 0:
         return np.zeros(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 def to_arrow(values: np.ndarray) -> pa.Array:

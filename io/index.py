@@ -7,7 +7,8 @@ The metadata of batch i holds the receipt of shard i.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -45,36 +46,57 @@ class IndexFile:
     """A memory-mapped index; columns are views, batches are decoded when asked for.
 
     Raises:
-        ShardIntegrityError: if it is missing, or not the index that the manifest describes.
+        ShardIntegrityError: if it is missing, or not the index that the manifest describes. All
+            methods raise it if what they read is damaged.
     """
 
     def __init__(self, path: str, streams: Sequence[str], num_batches: int) -> None:
         self.path = path
+        self._sound_tags: set[int] = set()
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(path))
+            is_due = self._reader.schema.equals(index_schema(streams))
+            names = ", ".join(self._reader.schema.names)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise ShardIntegrityError(
                 f"the index cannot be read: {error}", path, hint="Run the build again."
             ) from error
-        schema = index_schema(streams)
-        if self._reader.num_record_batches != num_batches or not self._reader.schema.equals(schema):
+        if self._reader.num_record_batches != num_batches or not is_due:
             raise ShardIntegrityError(
                 "the index does not belong to this manifest",
                 path,
                 expected=f"{num_batches} shards, streams {', '.join(streams)}",
-                found=f"{self._reader.num_record_batches} shards, "
-                f"columns {', '.join(self._reader.schema.names)}",
+                found=f"{self._reader.num_record_batches} shards, columns {names}",
                 hint="Run the build again.",
             )
 
     def batch(self, shard: int) -> pa.RecordBatch:
         """The rows of one shard."""
-        return self._reader.get_batch(shard)
+        with self._damage(shard):
+            rows = self._reader.get_batch(shard)
+            rows.validate()
+            for values in rows.columns:
+                # Arrow takes a column without rows for valid if it has no buffers.
+                if values.null_count or (len(values) and values.buffers()[-1] is None):
+                    raise ValueError("values are missing")
+        return rows
 
     def metadata(self, shard: int) -> bytes:
-        """The receipt of one shard as JSON."""
-        found = self._reader.get_batch_with_custom_metadata(shard).custom_metadata
-        return found[b"receipt"] if found is not None else b""
+        """The receipt of one shard as JSON; empty if there is none."""
+        with self._damage(shard):
+            found = self._reader.get_batch_with_custom_metadata(shard).custom_metadata
+        return dict(found or {}).get(b"receipt", b"")
+
+    @contextlib.contextmanager
+    def _damage(self, shard: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise ShardIntegrityError(
+                f"the index of shard {shard} is damaged: {error}",
+                self.path,
+                hint="Run the build again.",
+            ) from error
 
     def lengths(self, shard: int, stream: str) -> np.ndarray:
         """int32 [sequences], frames."""
@@ -95,10 +117,14 @@ class IndexFile:
     def tag_buffers(self, shard: int) -> tuple[memoryview, memoryview]:
         """UTF-8 tags behind one another, as (int32 offsets [sequences + 1], bytes)."""
         tags = self.batch(shard).column("tag")
+        if shard not in self._sound_tags:
+            with self._damage(shard):
+                tags.validate(full=True)
+            self._sound_tags.add(shard)
         _, offsets, data = tags.buffers()
         first = tags.offset
-        view = memoryview(offsets).cast("i")[first : first + len(tags) + 1]
-        return view, memoryview(data or b"")
+        used = memoryview(offsets)[4 * first : 4 * (first + len(tags) + 1)]
+        return used.cast("i"), memoryview(data or b"")
 
     def tag_array(self, shard: int) -> np.ndarray:
         """The tags of a shard as fixed-length bytes [sequences], or objects if one is very long."""
