@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ATTRIBUTES_SUFFIX = b".attribs"
+# Deflate makes at most 258 bytes of 2 bits.
+_MAX_EXPANSION = 1032
 Recover = bool | Literal["rasr", "force"]
 
 
@@ -195,7 +197,18 @@ class Archive(EntryReader):
         if checksum is None:
             checksum = gather(self.data, np.where(outside, 0, begin - 4), 4).view("<u4")[:, 0]
         marked = (checksum != 0) & ~outside & (not self._ignore_checksum)
+        most = _MAX_EXPANSION * table.compressed[entries]
+        too_large = (table.compressed[entries] != 0) & (table.size[entries] > most) & ~outside
         errors = {}
+        for row in np.flatnonzero(too_large).tolist():
+            errors[row] = SourceFormatError(
+                "the compressed data cannot hold what the entry claims",
+                self.path,
+                self.label(int(entries[row])),
+                int(begin[row]),
+                f"up to {int(most[row])} bytes",
+                str(int(table.size[entries[row]])),
+            )
         for row in np.flatnonzero(outside).tolist():
             errors[row] = SourceFormatError(
                 "the entry is not inside the file",

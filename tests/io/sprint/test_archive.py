@@ -360,6 +360,18 @@ def test_decompression_is_bounded(make, writer):
         archive.payload(0)
 
 
+def test_claims_that_compression_cannot_keep_are_damage(make, writer):
+    """So that nobody provides space for 4 GiB because of a few bytes."""
+    data = bytearray(writer.archive([("x", b"abc"), ("y", b"z" * 100_000)], compressed=True))
+    at = data.rindex(writer.string("x")) + 5 + 8
+    assert struct.unpack_from("<I", data, at) == (3,)
+    struct.pack_into("<I", data, at, 2**32 - 1)
+    with Archive(make(bytes(data))) as archive:
+        with pytest.raises(SourceFormatError, match=r"'x', byte .*cannot hold .*found 4294967295"):
+            archive.payload(0)
+        assert archive.payload(1) == b"z" * 100_000
+
+
 @pytest.mark.parametrize("place", [-1, -5])
 def test_gzip_trailer_is_verified(make, writer, place):
     data = bytearray(writer.archive([("x", b"hello" * 20)], compressed=True))
