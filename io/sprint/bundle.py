@@ -26,17 +26,24 @@ def read_bundle(path: str, relative_to: RelativeTo = "bundle") -> list[str]:
         SourceFormatError: if a bundle contains itself, or is no text.
     """
     archives: dict[str, None] = {}
-    _collect(str(path), relative_to, archives, open_bundles=())
+    _collect(str(path), relative_to, archives, set(), open_bundles=())
     return list(archives)
 
 
 def _collect(
-    path: str, relative_to: RelativeTo, archives: dict[str, None], open_bundles: tuple[str, ...]
+    path: str,
+    relative_to: RelativeTo,
+    archives: dict[str, None],
+    done: set[str],
+    open_bundles: tuple[str, ...],
 ) -> None:
+    """Adds what a bundle lists that is not in `archives` yet, unless the bundle is in `done`."""
     real = os.path.realpath(path)
     if real in open_bundles:
         chain = " -> ".join((*open_bundles[open_bundles.index(real) :], real))
         raise SourceFormatError("a bundle contains itself", path, found=chain)
+    if path in done:
+        return  # without this, bundles that list each other's members take exponential time
     folder = os.path.dirname(path) if relative_to == "bundle" else ""
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         for name in line.split():
@@ -44,9 +51,10 @@ def _collect(
             if not os.path.exists(member):
                 raise _missing_member(path, number, name, member, relative_to)
             if member.endswith(BUNDLE_SUFFIX):
-                _collect(member, relative_to, archives, (*open_bundles, real))
+                _collect(member, relative_to, archives, done, (*open_bundles, real))
             else:
                 archives[member] = None
+    done.add(path)
 
 
 def _read_text(path: str) -> str:

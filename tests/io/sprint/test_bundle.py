@@ -66,3 +66,12 @@ def test_unreadable_bundles(tmp_path):
     (tmp_path / "b.bundle").write_bytes(b"ab\xff")
     with pytest.raises(SourceFormatError, match="byte 2: a bundle must be UTF-8 text"):
         read_bundle(str(tmp_path / "b.bundle"))
+
+
+def test_bundles_that_repeat_one_another_are_read_once(tmp_path):
+    """Each names the next one three times: 3**30 readings otherwise."""
+    for number in range(30):
+        (tmp_path / f"{number}.bundle").write_text(f"{number + 1}.bundle\n" * 3)
+    (tmp_path / "30.bundle").write_text("a.cache")
+    (tmp_path / "a.cache").touch()
+    assert read_bundle(str(tmp_path / "0.bundle")) == [str(tmp_path / "a.cache")]
