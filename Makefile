@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest flink-test lint format bench clean
+.PHONY: demo test test-lowest flink-test fuzz lint format bench clean
 
 demo: $(READY)
 	$(BIN)/python -m pipelines.build --runner=DirectRunner --config=examples/demo.toml \
@@ -30,6 +30,12 @@ flink-test: $(READY)
 	bash tests/runners/install_clusters.sh $(BIN)/python $(CLUSTERS)
 	SEQSHARD_FLINK_HOME=$(CLUSTERS) $(BIN)/pytest -m 'flink or prism' tests/runners
 
+# Coverage-guided, RUNS inputs per target; what it learns and finds stays in .fuzz.
+RUNS ?= 20000
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python tests/fuzz/fuzz.py --runs=$(RUNS)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,7 +48,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/build.py
 
 clean:
-	rm -rf $(VENV) .venv-lowest out build *.egg-info
+	rm -rf $(VENV) .venv-lowest .fuzz out build *.egg-info
 
 $(READY): setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
