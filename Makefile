@@ -24,11 +24,13 @@ test-lowest:
 	.venv-lowest/bin/python -m pip install --quiet -e '.[build,test]' -c tests/lowest.txt
 	.venv-lowest/bin/pytest -W ignore
 
-# Needs Java, Maven and Go; the programs that it installs stay in CLUSTERS for the next time.
+# Needs Java, Maven and Go; the programs that it installs stay in CLUSTERS for the next time. The
+# tests kill servers in the middle of a job: what fails is tried once more.
 CLUSTERS ?= $(HOME)/.cache/seqshard
 flink-test: $(READY)
 	bash tests/runners/install_clusters.sh $(BIN)/python $(CLUSTERS)
-	SEQSHARD_FLINK_HOME=$(CLUSTERS) $(BIN)/pytest -m 'flink or prism' tests/runners
+	SEQSHARD_FLINK_HOME=$(CLUSTERS) $(BIN)/pytest -m 'flink or prism' tests/runners || \
+		SEQSHARD_FLINK_HOME=$(CLUSTERS) $(BIN)/pytest -m 'flink or prism' --last-failed tests/runners
 
 # Coverage-guided, RUNS inputs per target; what it learns and finds stays in .fuzz.
 RUNS ?= 20000
