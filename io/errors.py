@@ -6,14 +6,31 @@ workers and data-loader processes send exceptions to their parents) and can be r
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
+# A port is no password, and the "@" of a name behind it no end of one.
+_USER_INFO = re.compile(r"(://)(?:[^\s@/:?]*:(?!\d+(?:/|$))[^\s@?]*|[^\s@/?]+)@")
+_SECRET_NAMES = "sig|token|credential|secret|passw|pwd|key|auth|access"
+_SECRET_VALUE = re.compile(rf"([?&][\w.%-]*(?:{_SECRET_NAMES})[\w.%-]*=)[^&\s\"'<>]+", re.I)
+
+
+def redact(text: str) -> str:
+    """The text without the secrets of the URLs in it: user names, passwords, signatures.
+
+    >>> redact("sftp://me:secret@host/a and https://host/b?X-Amz-Signature=0f&part=1")
+    'sftp://***@host/a and https://host/b?X-Amz-Signature=***&part=1'
+    """
+    if "://" not in text:
+        return text
+    return _SECRET_VALUE.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
+
 
 class SeqshardError(Exception):
-    """Base of all errors that the user can do something about.
+    """Base of all errors that the user can do something about. No text in it has a URL's secrets.
 
     Args:
         what: one clause that says what is wrong.
@@ -38,7 +55,10 @@ class SeqshardError(Exception):
         hint: str | None = None,
     ) -> None:
         # Plain values: a relayed error travels as JSON, which knows neither paths nor numpy.
-        path = None if path is None else str(path)
+        what, path, entry, expected, found, hint = (
+            None if text is None else redact(str(text))
+            for text in (what, path, entry, expected, found, hint)
+        )
         position = None if position is None else int(position)
         super().__init__(what, path, entry, position, expected, found, hint)
         self.what = what
@@ -147,3 +167,11 @@ class TrainerError(SeqshardError):
 
 class JobError(SeqshardError):
     """A cluster gave a job up: it lost a worker, a server, or itself, or somebody cancelled it."""
+
+
+class StorageError(SeqshardError):
+    """A remote store cannot be reached, or keeps failing."""
+
+
+class CacheFullError(OutputError):
+    """A file does not fit into the cache of local copies, beside those that are in use."""

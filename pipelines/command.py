@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from ..io.errors import EXIT_FAILED, SeqshardError
+from ..io.errors import EXIT_FAILED, SeqshardError, redact
 
 
 def run_command(command: Callable[[], int], prog: str, verbose: bool = False) -> int:
@@ -25,13 +25,13 @@ def run_command(command: Callable[[], int], prog: str, verbose: bool = False) ->
         return EXIT_FAILED
     except Exception as error:
         if verbose:
-            traceback.print_exc()
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
         known = _find_error(error)
         if known is not None:
             print(f"{prog}: error: {known}", file=sys.stderr)
             return known.exit_code
         text = str(error).strip().splitlines() or [""]
-        print(f"{prog}: error: {type(error).__name__}: {text[-1]}", file=sys.stderr)
+        print(f"{prog}: error: {type(error).__name__}: {redact(text[-1])}", file=sys.stderr)
         if not verbose:
             print(f"{prog}: --verbose shows where this happened", file=sys.stderr)
         return EXIT_FAILED
