@@ -1,8 +1,8 @@
 """Files and folders, local or remote. Everything else in the package goes through here.
 
-Local paths use the operating system directly; a path with "://" goes through fsspec, which is
-imported only then. A file appears under its final name only when it is complete: locally by
-rename, on object stores because an upload is visible only when it has finished.
+Local paths use the operating system directly; a path with "://" goes through remote.py and fsspec,
+which are imported only then. A file appears under its final name only when it is complete: on
+object stores because an upload is visible only when it has finished, elsewhere by rename.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import xxhash
 
-from .errors import ConfigError, OutputError, OutputFolderError, SourceNotFoundError
+from .errors import OutputError, OutputFolderError, SourceNotFoundError, StorageError, redact
+
+BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,6 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def _remote(path: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(path)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(
-            f"this URL cannot be opened: {error}", path, hint="Check it, or install its protocol."
-        ) from error
-
-
 def join(folder: str, name: str) -> str:
     """`name` inside `folder`; `name` itself if it is absolute or a URL."""
     if is_url(name):
@@ -61,22 +51,20 @@ def stamp(path: str) -> Stamp:
     """Size and version of an existing file, or of all files in a local folder.
 
     Raises:
-        SourceNotFoundError: if there is no such file.
+        SourceNotFoundError: if there is no such file, or it may not be read.
+        StorageError: if a remote store fails.
     """
-    try:
+    with source_errors(path):
         if not is_url(path):
             status = os.stat(path)
             if stat.S_ISDIR(status.st_mode):
                 return _stamp_folder(path)
             return Stamp(status.st_size, str(status.st_mtime_ns))
-        fs, inner = _remote(path)
-        info = fs.info(inner)
+        from . import remote
+
+        info = remote.call(path, lambda fs, inner: fs.info(inner))
         version = next((info[k] for k in ("ETag", "etag", "mtime", "created") if info.get(k)), "")
-        return Stamp(int(info["size"]), str(version))
-    except OSError as error:
-        raise SourceNotFoundError(
-            "cannot read this file", path, found=_reason(error), hint="Check the path."
-        ) from error
+        return Stamp(int(info["size"] or 0), str(version))
 
 
 def _stamp_folder(folder: str) -> Stamp:
@@ -110,20 +98,26 @@ def glob(pattern: str, folders: bool = False) -> list[str]:
             if not following.startswith(path)
         }
         return sorted(p for p in found if not os.path.isdir(p) or (folders and p in leaves))
-    fs, inner = _remote(pattern)
-    found = fs.glob(inner, detail=True)
-    return sorted(fs.unstrip_protocol(name) for name in found if found[name]["type"] == "file")
+    from . import remote
+
+    with source_errors(pattern):
+        return remote.glob(pattern)
 
 
 def relative(path: str, folder: str) -> str:
-    """The path seen from a folder, if it was given relative to it or lies in it; else as it is."""
+    """The path seen from a folder, if it was given relative to it or lies in it; else as it is.
+
+    It is a name to be written down: without the secrets that a URL may have.
+    """
     if is_url(path) != is_url(folder):
-        return path
+        return redact(path)
     if is_url(path):
-        (fs, inner), (_, base) = _remote(path), _remote(folder)
+        from . import remote
+
+        (fs, inner), (_, base) = remote.filesystem(path), remote.filesystem(folder)
         base = f"{base.rstrip('/')}/"
         inside = fs.unstrip_protocol(inner).startswith(fs.unstrip_protocol(base))
-        return inner.removeprefix(base) if inside else path
+        return redact(inner.removeprefix(base) if inside else path)
     bases = (os.path.join(base, "") for base in (folder, os.path.abspath(folder)))
     outside = os.path.isabs(path) and not path.startswith(tuple(bases))
     return path if outside else os.path.relpath(path, folder)
@@ -133,44 +127,72 @@ def exists(path: str) -> bool:
     """Whether a file or folder stands there."""
     if not is_url(path):
         return os.path.exists(path)
-    fs, inner = _remote(path)
-    return bool(fs.exists(inner))
+    from . import remote
+
+    with source_errors(path):
+        return bool(remote.call(path, lambda fs, inner: fs.exists(inner)))
 
 
 def is_folder(path: str) -> bool:
     """Whether a folder stands there."""
     if not is_url(path):
         return os.path.isdir(path)
-    fs, inner = _remote(path)
-    return bool(fs.isdir(inner))
+    from . import remote
+
+    with source_errors(path):
+        return bool(remote.call(path, lambda fs, inner: fs.isdir(inner)))
 
 
 def list_names(folder: str) -> list[str]:
     """Names of the entries of a folder, sorted; empty if there is no such folder."""
     if not is_url(folder):
         return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    fs, inner = _remote(folder)
-    if not fs.exists(inner):
-        return []
-    return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(inner, detail=False))
+    from . import remote
+
+    with source_errors(folder):
+        try:
+            found = remote.call(folder, lambda fs, inner: fs.ls(inner, detail=False))
+        except FileNotFoundError:
+            return []
+    return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in found)
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole content of a small file."""
-    try:
+    """The whole content of a small file.
+
+    Raises:
+        SourceNotFoundError: if there is no such file, or it may not be read.
+        StorageError: if a remote store fails.
+    """
+    with source_errors(path):
         if not is_url(path):
             with open(path, "rb") as file:
                 return file.read()
-        fs, inner = _remote(path)
-        return bytes(fs.cat_file(inner))
-    except OSError as error:
-        raise SourceNotFoundError(
-            "cannot read this file", path, found=_reason(error), hint="Check the path."
-        ) from error
+        from . import remote
+
+        return remote.read_whole(path)
+
+
+def read_blocks(path: str, num_bytes: int) -> Iterator[bytes]:
+    """The first `num_bytes` of a file, block by block.
+
+    Raises:
+        SourceNotFoundError, StorageError: as `read_bytes`; also if a remote file is shorter.
+    """
+    with source_errors(path):
+        if is_url(path):
+            from . import remote
+
+            yield from remote.read_blocks(path, num_bytes)
+            return
+        with open(path, "rb") as file:
+            while num_bytes > 0 and (block := file.read(min(BLOCK_BYTES, num_bytes))):
+                num_bytes -= len(block)
+                yield block
 
 
 def make_folder(path: str) -> None:
-    """Creates a folder and its parents.
+    """Creates a folder and its parents. Object stores have none: there it does nothing.
 
     Raises:
         OutputFolderError: if it cannot be created.
@@ -178,9 +200,11 @@ def make_folder(path: str) -> None:
     with output_errors(path, OutputFolderError):
         if not is_url(path):
             os.makedirs(path, exist_ok=True)
-        else:
-            fs, inner = _remote(path)
-            fs.makedirs(inner, exist_ok=True)
+            return
+        from . import remote
+
+        if not remote.is_object_store(remote.filesystem(path)[0]):
+            remote.call(path, lambda fs, inner: fs.makedirs(inner, exist_ok=True))
 
 
 def check_writable(folder: str) -> None:
@@ -197,9 +221,10 @@ def check_writable(folder: str) -> None:
                 pass
             os.unlink(probe)
         else:
-            fs, inner = _remote(probe)
-            fs.pipe_file(inner, b"")
-            fs.rm_file(inner)
+            from . import remote
+
+            remote.write(probe, b"")
+            remote.remove(probe)
 
 
 def commit_bytes(path: str, data: bytes) -> None:
@@ -210,8 +235,9 @@ def commit_bytes(path: str, data: bytes) -> None:
     """
     with output_errors(path):
         if is_url(path):
-            fs, inner = _remote(path)
-            fs.pipe_file(inner, data)
+            from . import remote
+
+            remote.write(path, data)
             return
         temporary = temporary_name(path)
         try:
@@ -232,11 +258,16 @@ def temporary_name(path: str) -> str:
 
 
 def publish(local: str, path: str) -> None:
-    """Moves a complete, synced local file to its final name, and makes the rename durable."""
+    """Moves a complete, synced local file to its final name, and makes the rename durable.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
     with output_errors(path):
         if is_url(path):
-            fs, inner = _remote(path)
-            fs.put_file(local, inner)
+            from . import remote
+
+            remote.upload(local, path)
             os.unlink(local)
             return
         os.replace(local, path)
@@ -273,9 +304,9 @@ def remove(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             return
-        fs, inner = _remote(path)
-        if fs.exists(inner):
-            fs.rm_file(inner)
+        from . import remote
+
+        remote.remove(path)
 
 
 def remove_folder(path: str) -> None:
@@ -285,23 +316,71 @@ def remove_folder(path: str) -> None:
             if os.path.isdir(path):
                 shutil.rmtree(path)
             return
-        fs, inner = _remote(path)
-        if fs.exists(inner):
-            fs.rm(inner, recursive=True)
+        from . import remote
+
+        remote.remove(path, recursive=True)
 
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """A local path with the content of `path`: itself, or a temporary download of a URL."""
+    """A local path with the content of `path`: itself, or a temporary download of a URL.
+
+    Raises:
+        SourceNotFoundError: if there is no such file, or it may not be read.
+        StorageError: if a remote store fails.
+    """
     if not is_url(path):
         yield path
         return
-    stamp(path)
-    fs, inner = _remote(path)
+    num_bytes = stamp(path).num_bytes
     with tempfile.TemporaryDirectory(prefix="seqshard-") as folder:
-        local = os.path.join(folder, os.path.basename(inner))
-        fs.get_file(inner, local)
+        local = os.path.join(folder, os.path.basename(path))
+        with output_errors(local), open(local, "wb") as file:
+            for block in read_blocks(path, num_bytes):
+                file.write(block)
         yield local
+
+
+def abort_uploads(folder: str) -> None:
+    """Gives up uploads into a remote folder that killed writers never finished.
+
+    Raises:
+        OutputError: if the store refuses.
+    """
+    if is_url(folder):
+        from . import remote
+
+        with output_errors(folder):
+            remote.abort_uploads(folder)
+
+
+@contextlib.contextmanager
+def source_errors(path: str) -> Iterator[None]:
+    """Turns a refusal to read into one sentence about `path`.
+
+    Raises:
+        SourceNotFoundError, StorageError: see `source_error`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise source_error(path, error) from error
+
+
+def source_error(path: str, error: OSError) -> SourceNotFoundError | StorageError:
+    """What to raise when `path` cannot be read: one sentence.
+
+    Returns:
+        SourceNotFoundError: if there is no such file, or it may not be read.
+        StorageError: if a remote store fails.
+    """
+    found = _reason(error)
+    if is_url(path) and not isinstance(error, FileNotFoundError | PermissionError):
+        hint = "Check the connection, and run the same command again."
+        return StorageError("the store fails", path, found=found, hint=hint)
+    secret = is_url(path) and isinstance(error, PermissionError)
+    hint = "Check the path and your credentials." if secret else "Check the path."
+    return SourceNotFoundError("cannot read this file", path, found=found, hint=hint)
 
 
 @contextlib.contextmanager
