@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from returnn.util.file_cache import CachedFile as ReturnnCachedFile
 
-from seqshard.datasets import file_cache, init_dataset
+from seqshard.datasets import init_dataset
 from seqshard.datasets.file_cache import CachedFile, FileCache, resolve_cached_files
 from seqshard.datasets.writers import SimpleHDFWriter
-from seqshard.io import storage
+from seqshard.io import file_cache, storage
 from seqshard.io.errors import ConfigError, OutputError, SourceFormatError, SourceNotFoundError
 
 
@@ -214,7 +214,7 @@ def test_options_with_cached_files(tmp_path, cache):
 
 GET_AND_HOLD = """
 import sys, time
-from seqshard.datasets import file_cache
+from seqshard.io import file_cache
 
 made = []
 original = file_cache._copy
