@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from . import storage
 from .columns import column
-from .errors import OutputError, OutputExistsError, SeqshardError
+from .errors import OutputError, OutputExistsError, SeqshardError, SourceNotFoundError, redact
 from .hdf.nextgen_layout import check_streams
 from .index import IndexFile, index_schema
 from .manifest import (
@@ -151,12 +151,10 @@ def _restore_receipts(staging: Staging) -> bool:
 
 
 def _saved_stamp(output: str) -> str | None:
-    path = storage.join(output, PROVENANCE_NAME)
-    if not storage.exists(path):
-        return None
     try:
-        return msgspec.json.decode(storage.read_bytes(path), type=dict[str, Any]).get("stamp")
-    except msgspec.MsgspecError:
+        data = storage.read_bytes(storage.join(output, PROVENANCE_NAME))
+        return msgspec.json.decode(data, type=dict[str, Any]).get("stamp")
+    except (SourceNotFoundError, msgspec.MsgspecError):
         return None
 
 
@@ -206,9 +204,9 @@ def complete_dataset(
     )
     clean_folder(staging.output, {info.path for info in infos}, keep_rejected=bool(rejected))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    document = msgspec.json.format(
-        msgspec.json.encode(provenance | {"finished": now, "stamp": staging.stamp}), indent=1
-    )
+    known = provenance | {"finished": now, "stamp": staging.stamp}
+    shown = {key: redact(v) if isinstance(v, str) else v for key, v in known.items()}
+    document = msgspec.json.format(msgspec.json.encode(shown), indent=1)
     storage.commit_bytes(storage.join(staging.output, PROVENANCE_NAME), document + b"\n")
     storage.commit_bytes(storage.join(staging.output, MANIFEST_NAME), encode_manifest(manifest))
     storage.remove_folder(storage.join(staging.output, STAGING))
@@ -286,3 +284,4 @@ def clean_folder(output: str, shards: set[str], keep_rejected: bool) -> None:
         stale_list = name == REJECTED_NAME and not keep_rejected
         if stale_shard or stale_list or TEMPORARY_PATTERN.fullmatch(name):
             storage.remove(storage.join(output, name))
+    storage.abort_uploads(output)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from . import storage
-from .errors import ManifestError, ManifestVersionError
+from .errors import ManifestError, ManifestVersionError, SourceNotFoundError
 from .records import StreamFormat
 
 FORMAT = "seqshard"
@@ -110,13 +110,16 @@ def load_manifest(path: str) -> Manifest:
         ManifestVersionError: if its version is unknown.
     """
     path = manifest_path(path)
-    if not storage.exists(path):
+    try:
+        data = storage.read_bytes(path)
+    except SourceNotFoundError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
         raise ManifestError(
             "there is no manifest, so this is not a (complete) dataset",
             path,
             hint="Run the build again; it continues where it stopped.",
-        )
-    data = storage.read_bytes(path)
+        ) from None
     try:
         head = msgspec.json.decode(data, type=dict[str, Any])
         if head.get("format") != FORMAT:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +18,11 @@ import pyarrow as pa
 import xxhash
 
 from . import storage
+from .errors import SourceNotFoundError
 from .manifest import ShardInfo
 from .statistics import StreamStatistics
 
 STAGING = ".build"
-_BLOCK = 8 << 20
 _DIGEST_BYTES = 16
 NOT_LISTED = "not in the segment list"
 # Reasons other than damage begin like this, whatever details follow.
@@ -128,31 +127,23 @@ class Staging:
 
     def load(self, shard: int) -> tuple[Receipt, pa.RecordBatch] | None:
         """A saved receipt with its index rows, or None if there is no (readable) one."""
-        path = self.receipt_path(shard)
-        if not storage.exists(path):
+        try:
+            content = storage.read_bytes(self.receipt_path(shard))
+        except SourceNotFoundError:
             return None
-        content = storage.read_bytes(path)
         digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if digest != xxhash.xxh3_128_digest(data):
             return None
-        found = pa.ipc.open_file(pa.py_buffer(data)).get_batch_with_custom_metadata(0)
         try:
+            found = pa.ipc.open_file(pa.py_buffer(data)).get_batch_with_custom_metadata(0)
             return decode_receipt(found.custom_metadata[b"receipt"]), found.batch
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, pa.ArrowException, OSError, ValueError, KeyError, TypeError):
             return None  # of another version of this program
-
-
-def file_blocks(path: str) -> Iterator[bytes]:
-    """The content of a local file, block by block."""
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
 
 
 def hash_file(path: str) -> str:
     """xxh3_128 of a file, local or remote, as hexadecimal digits."""
     hasher = xxhash.xxh3_128()
-    with storage.local_copy(path) as local:
-        for block in file_blocks(local):
-            hasher.update(block)
+    for block in storage.read_blocks(path, storage.stamp(path).num_bytes):
+        hasher.update(block)
     return hasher.hexdigest()

@@ -6,7 +6,6 @@ in the cache it is digested per sequence, measured, hashed and written at its pl
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -19,17 +18,22 @@ import xxhash
 from . import storage
 from .columns import column, encode_tags, take
 from .config import SourceFile
-from .errors import SeqshardError, SourceFormatError
+from .errors import (
+    OutputError,
+    SeqshardError,
+    SourceFormatError,
+    SourceNotFoundError,
+    StorageError,
+)
 from .index import index_batch
 from .manifest import ArrayInfo, ShardInfo, shard_name
 from .receipts import Receipt, Rejection, Staging, hash_file
 from .records import Layout, StreamFormat
 from .shard_layouts import ShardWriter, open_shard
-from .sources import Source, open_source
+from .source_pool import SourcePool
 from .statistics import StreamStatistics, measure
 
 BLOCK_BYTES = 2 << 20
-MAX_OPEN_SOURCES = 64
 SOURCE_COLUMNS = ("source", "position", "length", "num_bytes", "raw_bytes")
 
 
@@ -42,6 +46,7 @@ class ShardJob:
         streams: the format of every stream.
         staging: where the receipts go.
         num_shards: how many shards there will be.
+        source_bytes: sizes of the source files, as far as they are known, by ordinal.
         skip_damaged: whether a sequence that cannot be decoded is rejected instead of fatal.
         layout: what shards are like.
     """
@@ -52,6 +57,7 @@ class ShardJob:
     num_shards: int
     skip_damaged: bool = False
     layout: Layout = field(default_factory=Layout)
+    source_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
@@ -72,7 +78,7 @@ def write_shard(job: ShardJob, shard: int, rows: pa.RecordBatch) -> Receipt:
     if kept is not None:
         return kept
     rejected: tuple[Rejection, ...] = ()
-    with SourcePool(job.sources) as pool, storage.local_target(path) as target:
+    with SourcePool(job.sources, job.source_bytes) as pool, storage.local_target(path) as target:
         try:
             info, statistics, index = _write_file(job, pool, rows, target, os.path.basename(path))
         except SourceFormatError:
@@ -96,41 +102,12 @@ def finished_shard(job: ShardJob, shard: int) -> Receipt | None:
 
 def is_intact(path: str, info: ShardInfo) -> bool:
     """Whether a shard stands there with exactly the bytes that its receipt promises."""
-    if not storage.exists(path) or storage.stamp(path).num_bytes != info.file_bytes:
+    try:
+        if storage.stamp(path).num_bytes != info.file_bytes:
+            return False
+        return hash_file(path) == info.xxh3_128
+    except SourceNotFoundError:
         return False
-    return hash_file(path) == info.xxh3_128
-
-
-class SourcePool:
-    """Source files, opened when first needed; a bounded number stays open."""
-
-    def __init__(self, sources: tuple[SourceFile, ...]) -> None:
-        self._sources = sources
-        self._open: dict[int, tuple[Source, contextlib.ExitStack]] = {}
-
-    def __enter__(self) -> SourcePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._open:
-            self._close(next(iter(self._open)))
-
-    def get(self, ordinal: int) -> Source:
-        """The opened source; the longest unused one is closed when there are too many."""
-        found = self._open.pop(ordinal, None)
-        if found is None:
-            while len(self._open) >= MAX_OPEN_SOURCES:
-                self._close(next(iter(self._open)))
-            file = self._sources[ordinal]
-            with contextlib.ExitStack() as stack:
-                local = stack.enter_context(storage.local_copy(file.path))
-                source = stack.enter_context(open_source(file.spec, local))
-                found = source, stack.pop_all()
-        self._open[ordinal] = found
-        return found[0]
-
-    def _close(self, ordinal: int) -> None:
-        self._open.pop(ordinal)[1].close()
 
 
 def _write_file(
@@ -179,7 +156,10 @@ def _write_stream(
     start = stop - rows["length"]
     digests = np.empty(len(start), np.uint64)
     statistics = StreamStatistics()
+    fetched = 0
     for first, last in split_blocks(start, max(1, BLOCK_BYTES // max(1, kind.frame_bytes))):
+        if last > fetched:
+            fetched = pool.fetch_ahead(rows, first)
         base, num_frames = int(start[first]), int(stop[last - 1] - start[first])
         raw = file.buffer(stream, slice(first, last))
         block = raw.view(kind.dtype).reshape(num_frames, *kind.shape)
@@ -216,14 +196,18 @@ def read_rows(
     cuts = (np.flatnonzero(np.diff(source)) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(order)], strict=True):
         chosen = order[first:last]
-        pool.get(int(source[first])).read_many(
-            rows["position"][chosen],
-            rows["length"][chosen],
-            rows["num_bytes"][chosen],
-            rows["raw_bytes"][chosen],
-            out,
-            start[chosen],
-        )
+        ordinal = int(source[first])
+        try:
+            pool.get(ordinal).read_many(
+                rows["position"][chosen],
+                rows["length"][chosen],
+                rows["num_bytes"][chosen],
+                rows["raw_bytes"][chosen],
+                out,
+                start[chosen],
+            )
+        except OSError as error:
+            raise storage.source_error(pool.path(ordinal), error) from error
 
 
 def digest_rows(data: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -251,10 +235,15 @@ def _drop_damaged(
         columns = _stream_columns(rows, stream)
         longest = int(columns["length"].max(initial=0))
         out = np.empty((longest, *kind.shape), np.dtype(kind.dtype))
+        fetched = 0
         for row in range(rows.num_rows):
+            if row >= fetched:
+                fetched = pool.fetch_ahead(columns, row)
             part = {name: values[row : row + 1] for name, values in columns.items()}
             try:
                 read_rows(pool, part, out, np.zeros(1, np.int64))
+            except (StorageError, OutputError):
+                raise  # which says nothing about the sequence
             except SeqshardError as error:
                 good[row] = False
                 tag = rows.column("tag")[row].as_py()

@@ -10,6 +10,7 @@ import numpy as np
 
 from .errors import ConfigError
 from .records import SourceIndex, StreamSpec
+from .storage import is_url
 
 
 class Source(Protocol):
@@ -58,14 +59,21 @@ class Source(Protocol):
         ...
 
 
-def open_source(spec: StreamSpec, path: str, recover: bool = False) -> Source:
-    """Opens a local source file as its stream's kind demands.
+def open_source(
+    spec: StreamSpec, path: str, recover: bool = False, num_bytes: int | None = None
+) -> Source:
+    """Opens a source file as its stream's kind demands.
 
     Args:
         spec: the stream.
-        path: local file, or folder that is a Sprint archive.
+        path: file, URL, or local folder that is a Sprint archive.
         recover: whether to take what is intact of an archive that was never closed.
+        num_bytes: the size of a remote file, if it is known.
     """
+    if is_url(path):
+        from .remote_source import open_remote
+
+        return open_remote(spec, path, num_bytes, recover)
     match spec.source:
         case "sprint-features" | "sprint-alignment" if os.path.isdir(path):
             from .sprint.directory_source import DirectoryAlignmentSource, DirectoryFeatureSource

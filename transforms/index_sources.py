@@ -14,7 +14,13 @@ import xxhash
 from ..io import storage
 from ..io.columns import batch, encode_tags, take, to_arrow
 from ..io.config import SourceFile
-from ..io.errors import SeqshardError, SourceFormatError, SourceNotFoundError
+from ..io.errors import (
+    OutputError,
+    SeqshardError,
+    SourceFormatError,
+    SourceNotFoundError,
+    StorageError,
+)
 from ..io.receipts import Rejection
 from ..io.records import SourceIndex, StreamFormat
 from ..io.sources import open_source
@@ -64,12 +70,9 @@ def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa
     stamp = storage.stamp(file.path)
     survey = SourceSurvey(file.ordinal, None, 0, stamp.num_bytes, "", stamp.version)
     try:
-        with (
-            storage.local_copy(file.path) as local,
-            open_source(file.spec, local, recover=skip_damaged) as source,
-        ):
+        with open_source(file.spec, file.path, skip_damaged, stamp.num_bytes) as source:
             index = refuse_nul_tags(source.index(), file.path)
-    except SourceNotFoundError:
+    except (SourceNotFoundError, StorageError, OutputError):
         raise
     except SeqshardError as error:
         if not skip_damaged:

@@ -73,6 +73,7 @@ class WriteShards(beam.PTransform):
                 plan.shards.num_shards,
                 skip_damaged,
                 layout,
+                {i: source.num_bytes for i, source in enumerate(plan.survey.sources)},
             )
             if finished_shard(job, shard) is not None:
                 count("shards-kept")

@@ -20,7 +20,7 @@ from .allophones import load_label_map
 from .archive import Archive, Recover
 from .mapping import HEADER_BYTES, Buffer, close_map, gather_file, inflate, located, open_map
 from .packets import VECTOR_ELEMENTS
-from .table import PAYLOAD_OFFSET
+from .table import PAYLOAD_OFFSET, fetch_table
 
 _HEAD_INPUT = 512
 _GROUP = 2048
@@ -28,12 +28,18 @@ _GROUP = 2048
 _READ_BYTES = 4 << 20
 
 
-class _ArchiveSource:
+class ArchiveSource:
     """What features and alignments have in common: the map, entries, errors, compression.
 
     The file table is read only by `index`, so that opening an archive to read some of its
     sequences costs nothing.
+
+    Attributes:
+        fetch: None, or what is called with byte ranges (begin, end) before they are read, as the
+            file may have holes there.
     """
+
+    fetch: Callable[[np.ndarray, np.ndarray], None] | None = None
 
     def __init__(self, path: str, recover: Recover, encoding: str) -> None:
         self.path = str(path)
@@ -58,6 +64,8 @@ class _ArchiveSource:
 
     @cached_property
     def _archive(self) -> Archive:
+        if self.fetch is not None:
+            fetch_table(self._data, self.fetch, scan=bool(self._recover))
         return Archive(self.path, encoding=self._encoding, recover=self._recover)
 
     def _read_heads(
@@ -67,6 +75,8 @@ class _ArchiveSource:
         table = self._archive.table
         begin = table.payload[entries]
         inside = (begin >= HEADER_BYTES + PAYLOAD_OFFSET) & (begin < len(self._data))
+        if self.fetch is not None:
+            self.fetch(begin[inside] - 4, begin[inside] + width)
         raw = gather_file(self._handle, self._data, np.where(inside, begin - 4, 0), 4 + width)
         checksum = np.ascontiguousarray(raw[:, :4]).view("<u4")[:, 0]
         errors: dict[int, SeqshardError] = dict(self._archive.damage(entries, checksum))
@@ -75,7 +85,7 @@ class _ArchiveSource:
             if row not in errors:
                 stop = int(begin[row] + table.compressed[entries[row]])
                 try:
-                    head = _inflate_head(self._data, int(begin[row]), stop, width)
+                    head = self._inflate_head(int(begin[row]), stop, width)
                 except zlib.error as error:
                     what = f"the compressed data is damaged: {error}"
                     errors[row] = self._error(entries[row], SourceFormatError(what))
@@ -91,6 +101,9 @@ class _ArchiveSource:
         measure: Callable[[int, Buffer], None],
     ) -> None:
         """Calls `measure` with the payload of entries whose headers do not tell enough."""
+        if self.fetch is not None:
+            begin = self._archive.table.payload[entries[rows]]
+            self.fetch(begin - 4, begin + self._archive.table.stored[entries[rows]])
         for row in rows.tolist():
             if row not in errors:
                 try:
@@ -147,6 +160,8 @@ class _ArchiveSource:
         outside = np.flatnonzero((position < 0) | (position + num_bytes > len(self._data)))
         if len(outside):
             raise self._ends_before(int(position[outside[0]]), int(num_bytes[outside[0]]))
+        if self.fetch is not None:
+            self.fetch(position, position + num_bytes)
 
     def _ends_before(self, position: int, num_bytes: int) -> SourceFormatError:
         error = SourceFormatError(
@@ -169,6 +184,16 @@ class _ArchiveSource:
             raise self._ends_before(position, num_bytes)
         return room, 0
 
+    def _inflate_head(self, begin: int, end: int, width: int) -> bytes:
+        """The first bytes of compressed data, from as few bytes of input as possible."""
+        for stop in (min(begin + _HEAD_INPUT, end), end):
+            if self.fetch is not None:
+                self.fetch(np.array([begin]), np.array([stop]))
+            head = zlib.decompressobj(wbits=31).decompress(self._data[begin:stop], width)
+            if len(head) == width:
+                break
+        return head
+
     def _inflate(self, position: int, num_bytes: int, raw_bytes: int) -> bytes:
         try:
             return inflate(self._data[position : position + num_bytes], raw_bytes)
@@ -176,7 +201,7 @@ class _ArchiveSource:
             raise self._error_at(position, error) from error
 
 
-class FeatureSource(_ArchiveSource):
+class FeatureSource(ArchiveSource):
     """An archive of feature matrices: one array [frames, dim] per sequence.
 
     Args:
@@ -230,7 +255,7 @@ class FeatureSource(_ArchiveSource):
                 raise error if error.path else self._error_at(at, error) from error
 
 
-class AlignmentSource(_ArchiveSource):
+class AlignmentSource(ArchiveSource):
     """An archive of alignments: one class per item and sequence.
 
     Args:
@@ -394,12 +419,3 @@ def _shape_text(shapes: features.Shapes, row: int) -> str:
 def _groups(count: int) -> Iterator[slice]:
     """Groups of sequences: large enough to share numpy's overhead, small enough for the cache."""
     return (slice(first, first + _GROUP) for first in range(0, count, _GROUP))
-
-
-def _inflate_head(data: Buffer, begin: int, end: int, width: int) -> bytes:
-    """The first bytes of compressed data, from as few bytes of input as possible."""
-    for stop in (min(begin + _HEAD_INPUT, end), end):
-        head = zlib.decompressobj(wbits=31).decompress(data[begin:stop], width)
-        if len(head) == width:
-            break
-    return head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _ENTRY_BYTES = 20
 _TRAILER_BYTES = 16
+# Most tables are smaller, and are there with the first request.
+_TABLE_GUESS_BYTES = 1 << 20
 _FIELDS = np.dtype([("position", "<u8"), ("size", "<u4"), ("compressed", "<u4")])
 
 
@@ -151,6 +154,23 @@ def read_table(data: mmap.mmap, path: str) -> EntryTable:
         size=fields["size"].astype(np.int64),
         compressed=fields["compressed"].astype(np.int64),
     )
+
+
+def fetch_table(data: mmap.mmap, fetch: Callable[..., None], scan: bool) -> None:
+    """Has the file table fetched into a file with holes, whose header is there already.
+
+    Args:
+        data: the map of the file.
+        fetch: called with the first byte and the end of what is needed.
+        scan: whether all is needed of an archive without a table.
+    """
+    total = len(data)
+    if not data[HEADER_BYTES - 1]:
+        fetch(0, total if scan else 0)
+        return
+    fetch(max(0, total - _TABLE_GUESS_BYTES), total)
+    if total >= _TRAILER_BYTES:
+        fetch(min(_U64.unpack_from(data, total - 8)[0], total), total)
 
 
 def _walk_table(data: mmap.mmap, path: str) -> tuple[np.ndarray, int]:
