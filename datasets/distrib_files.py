@@ -59,7 +59,8 @@ class DistributeFilesDataset(CachedDataset2):
             get_sub_epoch_dataset: gives the options of the dataset of some files. It must say how
                 sequences are ordered, and not have a partition_epoch.
             use_worker_proc, buffer_size: accepted for RETURNN's sake; no process is needed.
-            preload_next_n_sub_epochs: for how many sub-epochs ahead files are copied; default 1.
+            preload_next_n_sub_epochs: for how many sub-epochs ahead files are copied; by default 1,
+                or 0 without `use_worker_proc`.
             distrib_shard_files: share the files out over the ranks of a distributed training.
             sharding_fix: False lets the sub dataset of a shard share its sequences out a second
                 time, as old versions of RETURNN do, which loses data.
@@ -77,7 +78,7 @@ class DistributeFilesDataset(CachedDataset2):
         self.get_sub_epoch_dataset = get_sub_epoch_dataset
         self.use_worker_proc = use_worker_proc
         self.preload_next_n_sub_epochs = (
-            1 if preload_next_n_sub_epochs is None else preload_next_n_sub_epochs
+            int(use_worker_proc) if preload_next_n_sub_epochs is None else preload_next_n_sub_epochs
         )
         self.buffer_size = buffer_size
         self.distrib_shard_files = distrib_shard_files
@@ -134,7 +135,7 @@ class DistributeFilesDataset(CachedDataset2):
         rank, size = distributed_rank_and_size()
         if (self._num_shards, self._shard_index) not in ((1, 0), (size, rank)):
             raise ConfigError(
-                "distrib_shard_files and _num_shards contradict each other",
+                "_num_shards clashes with distrib_shard_files",
                 expected=f"shard {rank} of {size}, which is the rank",
                 found=f"shard {self._shard_index} of {self._num_shards}",
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..io.errors import ConfigError, SourceNotFoundError
-from .returnn_config import active_config
+from .returnn_config import active_config, class_of_returnn
 
 if TYPE_CHECKING:
     from .basic import Dataset
@@ -37,17 +38,28 @@ _CLASS_AND_OPTIONS = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.S)
 def get_dataset_class(name: str | type[Dataset]) -> type[Dataset] | None:
     """The class of a name, or None if there is none; a class stands for itself.
 
+    Names that are none of this package's stand for RETURNN's datasets, if that is installed: they
+    have the same methods, so that for example a `MetaDataset` can join them with others.
+
     Raises:
         TypeError: for a class that is no dataset.
     """
     if isinstance(name, type):
-        from .basic import Dataset
-
-        if not issubclass(name, Dataset):
-            raise TypeError(f"{name.__module__}.{name.__qualname__} is no seqshard Dataset")
+        if not issubclass(name, dataset_types()):
+            raise TypeError(f"{name.__module__}.{name.__qualname__} is no Dataset")
         return name
     module = DATASET_CLASSES.get(name)
-    return getattr(import_module(f".{module}", __package__), name) if module else None
+    if module:
+        return getattr(import_module(f".{module}", __package__), name)
+    return class_of_returnn(name)
+
+
+def dataset_types() -> tuple[type, ...]:
+    """The base class of all datasets, and RETURNN's where that is in use."""
+    from .basic import Dataset
+
+    returnn = sys.modules.get("returnn.datasets.basic")
+    return (Dataset,) if returnn is None else (Dataset, returnn.Dataset)
 
 
 def init_dataset(
@@ -71,10 +83,9 @@ def init_dataset(
     Raises:
         ConfigError: for an unknown class or a string that is none of the above.
     """
-    from .basic import Dataset
     from .file_cache import resolve_cached_files
 
-    if isinstance(kwargs, Dataset):
+    if isinstance(kwargs, dataset_types()):
         kwargs.initialize()
         return kwargs
     if callable(kwargs):

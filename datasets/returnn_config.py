@@ -1,6 +1,6 @@
-"""What the datasets take from a RETURNN config, where they run inside of RETURNN.
+"""What the datasets take from RETURNN: options of its config, and its own datasets.
 
-RETURNN is never imported for that: its active config is looked up only where it is loaded already.
+Its active config is looked up only where RETURNN is loaded already.
 """
 
 from __future__ import annotations
@@ -100,3 +100,12 @@ def _torch_rank_and_size(config: Any) -> tuple[int, int]:
 
     context = returnn.torch.distributed.get_ctx(config=config)
     return context.rank(), context.size()
+
+
+def class_of_returnn(name: str) -> type | None:
+    """RETURNN's dataset class of a name; None without RETURNN, or if it has none."""
+    try:
+        from returnn.datasets.basic import get_dataset_class
+    except ImportError:
+        return None
+    return get_dataset_class(name)

@@ -318,7 +318,7 @@ def test_init_dataset_forms():
         init_dataset({"class": "NoSuchDataset"})
     with pytest.raises(ConfigError, match="have no 'class'"):
         init_dataset({"files": []})
-    with pytest.raises(TypeError, match="is no seqshard Dataset"):
+    with pytest.raises(TypeError, match="is no Dataset"):
         init_dataset({"class": dict})
 
 
