@@ -37,7 +37,13 @@ setup(
         "torch": ["torch>=2.2"],
         "s3": ["s3fs>=2024.2"],
         "gcs": ["gcsfs>=2024.2"],
-        "test": ["pytest>=9", "hypothesis>=6.100", "returnn>=1.20260101", "ruff>=0.6"],
+        "test": [
+            "pytest>=9",
+            "hypothesis>=6.100",
+            "returnn>=1.20260101",
+            "ruff>=0.6",
+            "setuptools>=70.1",
+        ],
     },
     entry_points={"console_scripts": ["seqshard = seqshard.pipelines.cli:main"]},
 )

@@ -81,7 +81,8 @@ def nothing_left(monkeypatch, tmp_path):
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     yield
     gc.collect()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
+    assert threading.active_count() <= before[1]
     assert list(folder.iterdir()) == []
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
