@@ -7,7 +7,7 @@ SprintCacheDataset reads it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +26,17 @@ from .allophones import LabelMap
 from .codes import damaged_codes, expand_codes, most_items, walk_many
 from .mapping import Buffer, gather
 from .packets import TIMES_BYTES
+from .weighted_many import PADDING, decode_weighted_many
 
 # Data type, one packet; then what is read here: the magic and the number of items.
 _PREFIX = struct.pack("<I14sI", len(DATATYPE), DATATYPE.encode(), 1)
 _MAGIC_AT = len(_PREFIX)
 _ITEMS_AT = _MAGIC_AT + 8
 HEAD_BYTES = _ITEMS_AT + 4
+
+# Weighted entries that are read together, in bytes; what is larger is read alone, in less memory.
+_GROUP_BYTES = 1 << 17
+_MAX_WEIGHTED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,20 @@ def measure_heads(heads: np.ndarray, size: np.ndarray) -> np.ndarray:
     return np.where(size == 0, 0, np.where(simple, items, -1))
 
 
+def _is_weighted(heads: np.ndarray, version: int) -> np.ndarray:
+    """bool: entries that begin like one weighted packet of that version."""
+    word = np.ascontiguousarray(heads[:, _ITEMS_AT:]).view("<u4")[:, 0]
+    prefix = (heads[:, :_MAGIC_AT] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
+    return prefix & np.isin(_magics(heads), MAGICS) & (word == WEIGHTED | version)
+
+
+def _groups(rows: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows in groups of similar size in bytes, so that what is made of them fits the cache."""
+    if len(rows):
+        number = np.cumsum(size) // _GROUP_BYTES
+        yield from np.split(rows, np.flatnonzero(np.diff(number)) + 1)
+
+
 def _magics(heads: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(heads[:, _MAGIC_AT:_ITEMS_AT]).view("S8")[:, 0]
 
@@ -114,17 +133,29 @@ def hard_labels(alignment: Alignment, soft: str) -> tuple[np.ndarray, np.ndarray
             "the alignment has several weighted labels per frame",
             hint='Choose soft = "best" to take the label of largest weight.',
         )
-    new_frame = np.ones(len(alignment), bool)
-    new_frame[1:] = alignment.time[1:] != alignment.time[:-1]
-    starts = alignment.packet_offset[:-1]
-    new_frame[starts[starts < len(alignment)]] = True
-    if new_frame.all():
-        return alignment.label, emission
-    frame = np.cumsum(new_frame)
-    # Stable: among equal weights the first item of a frame stays the first.
-    order = np.lexsort((-alignment.weight, frame))
-    best = order[np.diff(frame[order], prepend=0) != 0]
+    best = _best_items(alignment.time, alignment.weight, alignment.packet_offset)
     return alignment.label[best], emission[best]
+
+
+def _best_items(time: np.ndarray, weight: np.ndarray, packet_offset: np.ndarray) -> np.ndarray:
+    """int64 [frames], the first item of largest weight of each frame.
+
+    A frame is what has one time within one packet.
+    """
+    new_frame = np.ones(len(time), bool)
+    new_frame[1:] = time[1:] != time[:-1]
+    starts = packet_offset[:-1]
+    new_frame[starts[starts < len(time)]] = True
+    if new_frame.all():
+        return np.arange(len(time))
+    first = np.flatnonzero(new_frame)
+    count = np.diff(first, append=len(time))
+    largest = np.fmax.reduceat(weight, first)
+    is_best = weight == np.repeat(largest, count)
+    is_best[first[np.isnan(largest)]] = True  # no weight of the frame is a number
+    best = np.flatnonzero(is_best)
+    frame = np.cumsum(new_frame)[best]
+    return best[np.diff(frame, prepend=0) != 0]
 
 
 Fail = Callable[[int, SourceFormatError], SourceFormatError]
@@ -163,7 +194,13 @@ class LabelReader:
         rows = np.flatnonzero(simple)
         if len(rows):
             self._read_simple(rows, begin, size, length, _magics(heads), out, start)
-        for row in np.flatnonzero(~simple & (size > 0)).tolist():
+        rest = ~simple & (size > 0)
+        for version in (1, 2) if self._classes.soft == "best" else ():
+            rows = np.flatnonzero(rest & _is_weighted(heads, version) & (size <= _MAX_WEIGHTED))
+            for group in _groups(rows, size[rows]):
+                done = self._read_weighted(group, begin, size, length, version, out, start)
+                rest[done] = False
+        for row in np.flatnonzero(rest).tolist():
             first = int(start[row])
             self._read_any(row, begin, size, out[first : first + int(length[row])])
 
@@ -197,6 +234,43 @@ class LabelReader:
             error = self._classes.error(int(labels[bad]), bool(emission[bad]))
             raise self._fail(int(run_row[bad]), error)
         _scatter(np.repeat(classes.astype(out.dtype), counts), length[rows], out, start[rows])
+
+    def _read_weighted(
+        self,
+        rows: np.ndarray,
+        begin: np.ndarray,
+        size: np.ndarray,
+        length: np.ndarray,
+        version: int,
+        out: np.ndarray,
+        start: np.ndarray,
+    ) -> np.ndarray:
+        """Reads the rows that are as usual, and returns them."""
+        view = memoryview(self._data)
+        places = zip(begin[rows].tolist(), (begin + size)[rows].tolist(), strict=True)
+        data = b"".join([*(view[first:last] for first, last in places), bytes(PADDING)])
+        last = np.cumsum(size[rows])
+        first, end = last - size[rows], last - TIMES_BYTES
+        magics = _magics(gather(data, first, HEAD_BYTES))
+        found = decode_weighted_many(data, first + HEAD_BYTES, end, version)
+        best = _best_items(found.time, found.weight, found.offset)
+        bounds = np.searchsorted(best, found.offset)
+        num_soft = np.append(0, np.cumsum(found.weight != 1))[found.offset]
+        # Entries whose weights are all 1 are hard: all their items count.
+        done = found.is_read & (np.diff(bounds) == length[rows]) & (np.diff(num_soft) > 0)
+        done &= (found.stop < end) == (magics == ALPHABET_MAGIC)
+        is_done = np.repeat(done, np.diff(bounds))
+        labels = found.label[best[is_done]]
+        row = np.repeat(np.arange(len(rows)), np.diff(bounds))[is_done]
+        emission = (magics == EMISSIONS_MAGIC)[row]
+        classes, bad = self._classes.of(labels, emission)
+        if bad >= 0:
+            error = self._classes.error(int(labels[bad]), bool(emission[bad]))
+            raise self._fail(int(rows[row[bad]]), error)
+        rows = rows[done]
+        if len(rows):
+            _scatter(classes.astype(out.dtype), length[rows], out, start[rows])
+        return rows
 
     def _read_any(self, row: int, begin: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
         first = int(begin[row])

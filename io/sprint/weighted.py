@@ -46,13 +46,8 @@ def decode_weighted(
             found=f"{end - position} bytes",
         )
     times, label_at, stop = _find_items(data, position, end, num_items, weight_bytes)
-    label, weight_at = _packed_at(data, label_at)
-    # A view for use here: one weight at every byte position.
-    shape = max(len(data) - weight_bytes + 1, 0)
-    raw = np.ndarray(shape, "<u2" if version == 1 else "<f4", data, 0, strides=(1,))[weight_at]
-    with np.errstate(invalid="ignore"):  # a signalling NaN is damage, but no reason to warn
-        weight = raw / 65535 if version == 1 else raw.astype(np.float64)
-    return times, label.view(np.int32), weight, stop
+    label, weight_at = packed_at(data, label_at)
+    return times, label.view(np.int32), weights_at(data, weight_at, version), stop
 
 
 def _find_items(
@@ -106,7 +101,7 @@ def _walk_frames(
         limit: no frame and no label starts here or later.
         base: position of the piece, for errors.
     """
-    width = _packed_widths(piece) + np.uint8(weight_bytes)
+    width = packed_widths(piece) + np.uint8(weight_bytes)
     is_plain = np.frombuffer(piece, np.uint8) == _ONE_ITEM
     plain = (is_plain[:-1] * (width[1:] + np.uint8(1))).tolist()
     skip = width.tolist()
@@ -165,7 +160,17 @@ def read_packed(data: Buffer, offset: int, base: int = 0) -> tuple[int, int]:
     )
 
 
-def _packed_widths(data: Buffer) -> np.ndarray:
+def weights_at(data: Buffer, position: np.ndarray, version: int) -> np.ndarray:
+    """float64: the weights at byte positions."""
+    stored = np.dtype("<u2" if version == 1 else "<f4")
+    # A view for use here: one weight at every byte position.
+    shape = max(len(data) - stored.itemsize + 1, 0)
+    raw = np.ndarray(shape, stored, data, 0, strides=(1,))[position]
+    with np.errstate(invalid="ignore"):  # a signalling NaN is damage, but no reason to warn
+        return raw / 65535 if version == 1 else raw.astype(np.float64)
+
+
+def packed_widths(data: Buffer) -> np.ndarray:
     """uint8: how many bytes a packed number takes that starts at each byte position."""
     more = np.frombuffer(data, np.uint8) >= 0x80
     width = np.ones(len(more), np.uint8)
@@ -176,7 +181,7 @@ def _packed_widths(data: Buffer) -> np.ndarray:
     return width
 
 
-def _packed_at(data: Buffer, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def packed_at(data: Buffer, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Packed numbers at byte positions (uint32), and where they end."""
     octets = np.frombuffer(data, np.uint8)
     value = np.zeros(len(position), np.uint64)
