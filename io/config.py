@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -103,6 +105,11 @@ class Corpus:
     digest: str
     trainers: dict[str, Trainer] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Callable[[bytes], Corpus], tuple[bytes]]:
+        # It travels with every stage, and the names of thousands of files are all alike.
+        values = tuple(getattr(self, field.name) for field in fields(self))
+        return _unpack_corpus, (zlib.compress(pickle.dumps(values), 1),)
+
     def with_spools(self, folder: str) -> Corpus:
         """The corpus with the sources that trainers write in this folder."""
         sources = tuple(
@@ -110,6 +117,10 @@ class Corpus:
             for file in self.sources
         )
         return replace(self, sources=sources)
+
+
+def _unpack_corpus(data: bytes) -> Corpus:
+    return Corpus(*pickle.loads(zlib.decompress(data)))
 
 
 def load_corpus(path: str) -> Corpus:

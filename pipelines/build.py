@@ -21,6 +21,8 @@ from seqshard.pipelines.options import BuildOptions, parse_build_options
 from seqshard.runners.names import is_dataflow, is_local
 from seqshard.runners.places import check_shared
 
+MAX_INDEX_GROUPS = 1024
+
 if TYPE_CHECKING:
     import apache_beam as beam
 
@@ -31,7 +33,7 @@ def build(
     """The whole pipeline: source files -> index rows -> joined rows -> shards -> manifest."""
     import apache_beam as beam
 
-    from seqshard.transforms.index_sources import IndexSources
+    from seqshard.transforms.index_sources import IndexSources, list_sources
     from seqshard.transforms.join_streams import JoinStreams
     from seqshard.transforms.plan_shards import PlanShards
     from seqshard.transforms.prepare_output import PrepareOutput
@@ -45,10 +47,16 @@ def build(
     plan_options = [str(order), options.num_shards, options.shard_bytes, skip]
     plan_options += [layout.kind, layout.runs]
 
-    sources = root | "Sources" >> beam.Create(corpus.sources, reshuffle=False)
+    sources = (
+        root
+        | "Corpus" >> beam.Create([corpus], reshuffle=False)
+        | "ListSources" >> beam.FlatMap(list_sources)
+    )
     if corpus.trainers:
         sources = sources | "SpoolTrainers" >> SpoolTrainers(corpus.trainers)
-    index = sources | "IndexSources" >> IndexSources(skip, num_buckets(corpus))
+    index = sources | "IndexSources" >> IndexSources(
+        skip, num_buckets(corpus), files_per_group(corpus)
+    )
     survey = index.surveys | "SurveySources" >> SurveySources(corpus, plan_options)
     joined = index.rows | "JoinStreams" >> JoinStreams(corpus, order, survey)
     shard_plan = joined.rows | "PlanShards" >> PlanShards(
@@ -69,7 +77,15 @@ def num_buckets(corpus: Corpus) -> int:
 
     It decides nothing about the content of a dataset.
     """
-    return min(1024, 8 + len(corpus.sources))
+    return min(256, 8 + len(corpus.sources))
+
+
+def files_per_group(corpus: Corpus) -> int:
+    """How many files are indexed in one go: one, unless there are thousands.
+
+    It decides nothing about the content of a dataset.
+    """
+    return -(-len(corpus.sources) // MAX_INDEX_GROUPS)
 
 
 def provenance_of(options: BuildOptions) -> dict[str, Any]:

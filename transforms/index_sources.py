@@ -12,8 +12,8 @@ import pyarrow as pa
 import xxhash
 
 from ..io import storage
-from ..io.columns import batch, encode_tags, take, to_arrow
-from ..io.config import SourceFile
+from ..io.columns import batch, concat, encode_tags, take, to_arrow
+from ..io.config import Corpus, SourceFile
 from ..io.errors import (
     OutputError,
     SeqshardError,
@@ -55,6 +55,11 @@ class SourceSurvey:
     fingerprint: str
     version: str
     rejected: tuple[Rejection, ...] = ()
+
+
+def list_sources(corpus: Corpus) -> Iterator[SourceFile]:
+    """All source files of a corpus."""
+    yield from corpus.sources
 
 
 def index_source(file: SourceFile, skip_damaged: bool) -> tuple[SourceSurvey, pa.RecordBatch]:
@@ -172,35 +177,74 @@ def split_by(rows: pa.RecordBatch, group: np.ndarray) -> Iterator[tuple[int, pa.
         yield number, sorted_rows.slice(start, end - start)
 
 
+def merge_small(
+    batches: Iterable[tuple[str, pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """Joins consecutive batches of one stream to batches of up to BATCH_ROWS rows.
+
+    Args:
+        batches: (name of the stream, rows).
+    """
+    pending: list[pa.RecordBatch] = []
+    stream, num_rows = "", 0
+    for name, rows in batches:
+        if pending and (name != stream or num_rows + rows.num_rows > BATCH_ROWS):
+            yield concat(pending)
+            pending, num_rows = [], 0
+        pending.append(rows)
+        stream, num_rows = name, num_rows + rows.num_rows
+    if pending:
+        yield concat(pending)
+
+
 def _index_group(
     element: tuple[int, Iterable[SourceFile]], skip_damaged: bool, num_buckets: int
 ) -> Iterator[tuple[int, Rows] | beam.pvalue.TaggedOutput]:
-    for file in element[1]:
-        with timed("source-milliseconds"):
-            survey, rows = index_source(file, skip_damaged)
-        count("sources-indexed")
-        count("sequences-indexed", survey.num_seqs)
-        count_rejected(survey.rejected)
-        yield beam.pvalue.TaggedOutput(SURVEYS, survey)
+    surveys: list[SourceSurvey] = []
+
+    def index_files() -> Iterator[tuple[str, pa.RecordBatch]]:
+        for file in sorted(element[1], key=lambda file: file.ordinal):
+            with timed("source-milliseconds"):
+                survey, rows = index_source(file, skip_damaged)
+            count("sources-indexed")
+            count("sequences-indexed", survey.num_seqs)
+            count_rejected(survey.rejected)
+            surveys.append(survey)
+            yield file.spec.name, rows
+
+    for rows in merge_small(index_files()):
         for bucket, part in split_buckets(rows, num_buckets):
             yield bucket, Rows(part)
+    # One element for all files: pickled together, they share the labels of their stream.
+    yield beam.pvalue.TaggedOutput(SURVEYS, tuple(surveys))
 
 
 class IndexSources(beam.PTransform):
-    """`SourceFile` elements to `(bucket, Rows)`, and to one `SourceSurvey` each under `surveys`."""
+    """`SourceFile` elements to `(bucket, Rows)`; tuples of `SourceSurvey` under `surveys`.
 
-    def __init__(self, skip_damaged: bool, num_buckets: int) -> None:
+    Args:
+        skip_damaged: see `index_source`.
+        num_buckets: see `split_buckets`.
+        files_per_group: so many consecutive files are indexed by one worker in one go.
+    """
+
+    def __init__(self, skip_damaged: bool, num_buckets: int, files_per_group: int = 1) -> None:
         super().__init__()
         self._index = partial(_index_group, skip_damaged=skip_damaged, num_buckets=num_buckets)
+        self._files_per_group = files_per_group
 
     def expand(self, sources: beam.PCollection) -> beam.pvalue.DoOutputsTuple:
+        files_per_group = self._files_per_group
+
+        def key_by_group(file: SourceFile) -> tuple[int, SourceFile]:
+            return file.ordinal // files_per_group, file
+
         return (
             sources
-            | "KeyByOrdinal"
-            >> beam.Map(lambda file: (file.ordinal, file)).with_output_types(KeyedFile)
+            | "KeyByGroup" >> beam.Map(key_by_group).with_output_types(KeyedFile)
             # Grouping spreads the files over the workers; without it one would index them all.
             | "Spread" >> beam.GroupByKey()
-            | "IndexSource"
+            | "IndexGroup"
             >> beam.ParDo(Stage(self._index))
             .with_output_types(KeyedRows)
             .with_outputs(SURVEYS, main="rows")

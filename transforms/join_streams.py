@@ -50,7 +50,7 @@ def join_streams(
     """Joins the index rows of one bucket by tag.
 
     Args:
-        batches: rows of any sources, in any order; each batch is of one source.
+        batches: rows of any sources, in any order; each batch is of one stream.
         corpus: streams, sources and filters.
         frame_bytes: bytes of one frame of every stream.
         ordering: decides the sort keys.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,7 @@ def _describe(stream: StreamFormat) -> str:
 
 
 class SurveySources(beam.PTransform):
-    """`SourceSurvey` elements to one `Survey`."""
+    """Tuples of `SourceSurvey` to one `Survey`."""
 
     def __init__(self, corpus: Corpus, options: dict[str, Any]) -> None:
         super().__init__()
@@ -130,12 +131,12 @@ class SurveySources(beam.PTransform):
     def expand(self, surveys: beam.PCollection) -> beam.PCollection:
         corpus, options = self._corpus, self._options
 
-        def survey(element: tuple[None, Iterable[SourceSurvey]]) -> Iterator[Survey]:
-            yield survey_sources(element[1], corpus, options)
+        def survey(element: tuple[int, Iterable[tuple[SourceSurvey, ...]]]) -> Iterator[Survey]:
+            yield survey_sources(itertools.chain.from_iterable(element[1]), corpus, options)
 
         return (
             surveys
-            | "ToOne" >> beam.Map(lambda survey: (0, survey))
+            | "ToOne" >> beam.Map(lambda surveys: (0, surveys))
             | "Gather" >> beam.GroupByKey()
             | "Survey" >> beam.ParDo(Stage(survey))
         )

@@ -27,7 +27,8 @@ FLAGS = [
     f"--sdk_container_image={IMAGE}",
 ]
 STAGES = {
-    "Sources",
+    "Corpus",
+    "ListSources",
     "IndexSources",
     "SurveySources",
     "JoinStreams",
@@ -109,7 +110,7 @@ def test_stages_have_the_names_of_the_design_and_no_name_twice(components):
     names = [t.unique_name for name, t in transforms.items() if t.unique_name != name]
     assert len(names) == len(set(names))
     assert {name.partition("/")[0] for name in names} == STAGES
-    own = [name for name in names if not name.startswith("Sources/")]
+    own = [name for name in names if not name.startswith("Corpus/")]
     assert not [name for name in own if re.search(r"lambda|<|\d", name)]
 
 
