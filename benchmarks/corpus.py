@@ -32,23 +32,40 @@ class SprintCorpus:
     num_bytes: int
 
 
-def make_corpus(folder: Path, num_bytes: int, num_archives: int = 8, seed: int = 1) -> SprintCorpus:
+def make_corpus(
+    folder: Path,
+    num_bytes: int,
+    num_archives: int = 8,
+    seed: int = 1,
+    mean_frames: int = 600,
+    first_share: float | None = None,
+) -> SprintCorpus:
     """Writes feature archives of about `num_bytes` in all, and alignments for the same sequences.
 
-    Sequences have 600 frames of 10 ms on average; values are normal random numbers.
+    Sequences have frames of 10 ms; values are normal random numbers.
+
+    Args:
+        folder: created.
+        num_bytes: in all.
+        num_archives: of features, and as many of alignments.
+        seed: of all random numbers.
+        mean_frames: average length of a sequence.
+        first_share: of the sequences that the first archive gets; None for equal shares.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    mean_frames = 600
     num_seqs = max(num_archives, num_bytes // (mean_frames * FRAME.itemsize))
     lengths = np.clip(rng.gamma(4, mean_frames / 4, num_seqs), 20, 4000).astype(int)
     pool = np.zeros(int(lengths.max()) * 8, FRAME)
     pool["n"] = DIM
     pool["v"] = rng.standard_normal((len(pool), DIM), np.float32)
     pool["t"] = np.arange(len(pool))[:, None] * 0.01 + [0.0, 0.025]
+    bounds = [part * num_seqs // num_archives for part in range(num_archives + 1)]
+    if first_share is not None:
+        bounds[1:] = np.linspace(num_seqs * first_share, num_seqs, num_archives).astype(int)
     archives = []
     for part in range(num_archives):
-        numbers = range(part * num_seqs // num_archives, (part + 1) * num_seqs // num_archives)
+        numbers = range(bounds[part], bounds[part + 1])
         features = {}
         alignments = {}
         for i in numbers:
