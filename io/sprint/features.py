@@ -11,14 +11,14 @@ import numpy as np
 
 from ..errors import ShapeMismatchError, SourceFormatError
 from .mapping import Buffer
-from .packets import TIMES_BYTES, VECTOR_ELEMENTS
+from .packets import FEATURE_ELEMENTS, TIMES_BYTES
 from .payload import decode_matrix, decode_uniform_blocks
 
-DATATYPES = tuple(VECTOR_ELEMENTS)
+DATATYPES = tuple(FEATURE_ELEMENTS)
 NO_DATATYPE = -1
 HEAD_BYTES = 4 + max(map(len, DATATYPES)) + 8
 
-_NAMES = {element: name for name, element in VECTOR_ELEMENTS.items()}
+_NAMES = {element: name for name, element in FEATURE_ELEMENTS.items()}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def measure_heads(heads: np.ndarray, size: np.ndarray) -> Shapes:
         fields = np.ascontiguousarray(heads[rows, len(prefix) : begin + 4]).view("<u4")
         count, first_dim = fields[:, 0].astype(np.int64), fields[:, 1].astype(np.int64)
         # In floating point a product that is too large for 64 bits stays large.
-        frame_bytes = first_dim * VECTOR_ELEMENTS[name].itemsize + 4.0 + TIMES_BYTES
+        frame_bytes = first_dim * FEATURE_ELEMENTS[name].itemsize + 4.0 + TIMES_BYTES
         exact = begin + count * frame_bytes == size[rows]
         rows, count, first_dim = rows[exact], count[exact], first_dim[exact]
         length[rows] = count
@@ -91,14 +91,15 @@ def make_copier(out: np.ndarray) -> Callable[[Buffer, int, int, int, int], None]
     due, and the first row; it raises SourceFormatError if the payload is anything else.
 
     Args:
-        out: [frames, dim], C-contiguous, of an element type of Flow's vectors.
+        out: [frames, dim], C-contiguous, of an element type of `FEATURE_ELEMENTS`.
     """
     element, dim = out.dtype, out.shape[1]
     name = _NAMES[element.newbyteorder("<")].encode()
     head = struct.Struct(f"<I{len(name)}sI")
     packet = _packet_dtype(dim * element.itemsize)
-    is_little = element == element.newbyteorder("<")
-    rows = out.view(packet["v"])[:, 0] if dim and len(out) and is_little else None
+    # RASR writes true as 255; and rows of no bytes cannot be viewed as items.
+    is_plain = element.kind != "b" and element == element.newbyteorder("<") and out.size > 0
+    rows = out.view(packet["v"])[:, 0] if is_plain else None
 
     def copy(data: Buffer, offset: int, size: int, length: int, start: int) -> None:
         due = (len(name), name, length)

@@ -32,6 +32,12 @@ VECTOR_ELEMENTS = {
     "vector-u64": np.dtype("<u8"),
     "vector-s64": np.dtype("<i8"),
 }
+# What can be the frames of a feature matrix.
+FEATURE_ELEMENTS = VECTOR_ELEMENTS | {
+    "vector-bool": np.dtype(bool),
+    "vector-complex-f32": np.dtype("<c8"),
+    "vector-complex-f64": np.dtype("<c16"),
+}
 
 _U32 = struct.Struct("<I")
 _MAX_NAME = 64

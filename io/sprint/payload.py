@@ -12,7 +12,14 @@ import numpy as np
 from ..errors import ShapeMismatchError, UnsupportedPayloadError
 from . import alignment, structured
 from .mapping import Buffer
-from .packets import VECTOR_ELEMENTS, Block, Decoder, read_block_header, vector_decoder
+from .packets import (
+    FEATURE_ELEMENTS,
+    VECTOR_ELEMENTS,
+    Block,
+    Decoder,
+    read_block_header,
+    vector_decoder,
+)
 
 DECODERS: dict[str, Decoder] = {
     **{name: vector_decoder(element) for name, element in VECTOR_ELEMENTS.items()},
@@ -61,12 +68,14 @@ def decode_blocks(data: Buffer) -> list[Block]:
 def decode_uniform_blocks(data: Buffer) -> list[Block]:
     """The blocks of a payload that have frames, each an array [frames, dim] of one type and dim.
 
+    Scalars (f32, f64) become vectors of dimension 1.
+
     Raises:
         ShapeMismatchError: if dimension or element type change within the entry.
         SourceFormatError, UnsupportedPayloadError: as `decode_blocks`; the latter also for data
             types that are no vectors.
     """
-    blocks = [block for block in decode_blocks(data) if len(block)]
+    blocks = [_as_vectors(block) for block in decode_blocks(data) if len(block)]
     for block in blocks:
         _check_uniform(block, blocks[0])
     return blocks
@@ -101,11 +110,17 @@ def decode_frames(data: Buffer) -> tuple[list[np.ndarray], np.ndarray]:
     return frames, np.concatenate([block.times for block in blocks] or [np.zeros((0, 2))])
 
 
+def _as_vectors(block: Block) -> Block:
+    if block.datatype in ("f32", "f64"):
+        return Block(f"vector-{block.datatype}", block.values[:, None], block.times)
+    return block
+
+
 def _check_uniform(block: Block, first: Block) -> None:
-    if block.datatype not in VECTOR_ELEMENTS:
+    if block.datatype not in FEATURE_ELEMENTS:
         raise UnsupportedPayloadError(
             "the entry has no feature vectors",
-            expected=f"one of {', '.join(VECTOR_ELEMENTS)}",
+            expected=f"f32, f64, {', '.join(FEATURE_ELEMENTS)}",
             found=block.datatype,
         )
     if isinstance(block.values, list):

@@ -19,7 +19,7 @@ from .alignment import decode_alignment
 from .allophones import load_label_map
 from .archive import Archive, Recover
 from .mapping import HEADER_BYTES, Buffer, close_map, gather_file, inflate, located, open_map
-from .packets import VECTOR_ELEMENTS
+from .packets import FEATURE_ELEMENTS
 from .table import PAYLOAD_OFFSET, fetch_table
 
 _HEAD_INPUT = 512
@@ -354,7 +354,7 @@ def find_format(
         for row in rows[(dims != dims[0]) | (datatypes != datatypes[0])].tolist()
     }
     dim = int(dims[0])
-    element = VECTOR_ELEMENTS[features.DATATYPES[datatypes[0]]]
+    element = FEATURE_ELEMENTS[features.DATATYPES[datatypes[0]]]
     return StreamFormat(element.name, dim, ndim=2, sparse=False, shape=(dim,)), strange
 
 

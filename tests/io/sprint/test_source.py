@@ -19,6 +19,7 @@ from seqshard.io.errors import (
 )
 from seqshard.io.records import StreamFormat, StreamSpec
 from seqshard.io.sources import open_source
+from seqshard.io.sprint.archive import Archive
 from seqshard.io.sprint.bundle import read_bundle
 from seqshard.io.sprint.source import AlignmentSource, FeatureSource
 
@@ -139,6 +140,43 @@ def test_sequences_without_frames(rasr, make, writer):
         assert index.length.tolist() == [0, 2, 0]
         assert arrays["b"].tolist() == [[1.0] * 3] * 2
         assert index.format.dim == 3
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("f32", "float32", [[-1.0], [-0.75], [-0.5], [-0.25]]),
+        ("f64", "float64", [[-1.0], [-0.75], [-0.5], [-0.25]]),
+        ("vector-bool", "bool", [[0, 1, 0, 1, 0], [1, 0, 1, 0, 1], [0, 1, 0, 1, 0]]),
+        ("vector-complex-f32", "complex64", [[1 + 2j, 0.5 - 3j], [0, 7j], [1, 2]]),
+        ("vector-complex-f64", "complex128", [[1 + 2j, 0.5 - 3j], [0, 7j], [1, 2]]),
+    ],
+)
+def test_scalars_bools_and_complex_numbers(rasr, make, writer, name, dtype, expected, compressed):
+    """Scalars are frames of dimension 1; all of these types exist in HDF files."""
+    if "complex" in name:
+        payload = writer.features(np.array(expected, dtype), name)
+    else:
+        with Archive(rasr / "features" / "types" / "structured.cache") as archive:
+            payload = bytes(archive.payload(archive.find(f"structured/{name}")))
+    path = make(writer.archive([("a", payload), ("b", payload)], compressed=compressed))
+    index, arrays = read(FeatureSource(path))
+    dim = len(expected[0])
+    assert index.format == StreamFormat(dtype, dim, 2, False, shape=(dim,))
+    assert index.damaged == ()
+    for array in arrays.values():
+        # Bytes as numpy writes them, whatever RASR's were.
+        assert array.tobytes() == np.array(expected, dtype).tobytes()
+
+
+def test_what_is_no_matrix_is_named(rasr):
+    path = str(rasr / "features" / "types" / "structured.cache")
+    index, damaged = read_index(FeatureSource(path))
+    assert "no feature vectors" in damaged["structured/string"]
+    assert "no feature vectors" in damaged["structured/matrix-f32"]
+    assert "another shape than 'structured/vector-bool'" in damaged["structured/f64"]
+    assert index.tag.to_pylist() == ["structured/vector-bool"]
 
 
 def read_index(source):
