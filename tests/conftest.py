@@ -74,3 +74,49 @@ def same_bytes() -> Callable[[Path, Path], None]:
             assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def object_stores() -> ModuleType:
+    """Servers of object stores."""
+    spec = importlib.util.spec_from_file_location(
+        "object_stores", ROOT / "tests" / "object_stores.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _need(*modules: str) -> None:
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(scope="session")
+def s3_server(object_stores):
+    _need("s3fs", "moto", "flask")
+    with object_stores.serve_s3() as store, store.used():
+        yield store
+
+
+@pytest.fixture
+def s3(s3_server, request):
+    """An S3 server with a bucket; `url` is a folder of this test's own."""
+    return s3_server.fresh(request.node.name)
+
+
+@pytest.fixture(scope="session")
+def gcs_server(object_stores):
+    _need("gcsfs")  # which looks at the environment when it is imported
+    if object_stores.find_gcs() is None:
+        pytest.skip("fake-gcs-server is not installed; see docs/object-stores.md")
+    with object_stores.serve_gcs() as store, store.used():
+        yield store
+
+
+@pytest.fixture
+def gcs(gcs_server, request):
+    """A server of Google Cloud Storage, as `s3`."""
+    return gcs_server.fresh(request.node.name)

@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
+from .. import storage
 from ..errors import ConfigError, SourceFormatError, SourceNotFoundError
 
 STATE_SHIFT = 26
@@ -102,7 +103,7 @@ def load_label_map(
 
 
 @lru_cache(maxsize=8)
-def _load(files: tuple[tuple[str, int, int] | None, ...], silence: str) -> LabelMap:
+def _load(files: tuple[tuple[str, int, int | str] | None, ...], silence: str) -> LabelMap:
     allophone_path, tying_path, phoneme_path = (None if f is None else f[0] for f in files)
     hasher = xxhash.xxh3_128()
     # An allophone that is listed twice gets one index, as in RASR.
@@ -178,8 +179,7 @@ def _content_lines(path: str, hasher: xxhash.xxh3_128) -> Iterator[tuple[int, st
 
 
 def _lines(path: str, hasher: xxhash.xxh3_128) -> list[str]:
-    with open(path, "rb") as file:
-        data = file.read()
+    data = storage.read_bytes(path)
     hasher.update(len(data).to_bytes(8, "little"))
     hasher.update(data)
     try:
@@ -192,9 +192,12 @@ def _lines(path: str, hasher: xxhash.xxh3_128) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _identity(path: str | None) -> tuple[str, int, int] | None:
+def _identity(path: str | None) -> tuple[str, int, int | str] | None:
     if path is None:
         return None
+    if storage.is_url(path):
+        found = storage.stamp(path)
+        return path, found.num_bytes, found.version
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from .. import storage
 from ..errors import SourceFormatError, SourceNotFoundError
 
 BUNDLE_SUFFIX = ".bundle"
@@ -17,7 +18,7 @@ def read_bundle(path: str, relative_to: RelativeTo = "bundle") -> list[str]:
     Names are separated by white space, as in RASR; there are no comments.
 
     Args:
-        path: a file whose name ends in ".bundle".
+        path: a file or URL whose name ends in ".bundle".
         relative_to: what relative names are relative to: the folder of the bundle (RETURNN), or
             the working directory (RASR).
 
@@ -38,7 +39,7 @@ def _collect(
     open_bundles: tuple[str, ...],
 ) -> None:
     """Adds what a bundle lists that is not in `archives` yet, unless the bundle is in `done`."""
-    real = os.path.realpath(path)
+    real = path if storage.is_url(path) else os.path.realpath(path)
     if real in open_bundles:
         chain = " -> ".join((*open_bundles[open_bundles.index(real) :], real))
         raise SourceFormatError("a bundle contains itself", path, found=chain)
@@ -47,8 +48,9 @@ def _collect(
     folder = os.path.dirname(path) if relative_to == "bundle" else ""
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         for name in line.split():
-            member = os.path.join(folder, name)
-            if not os.path.exists(member):
+            member = storage.join(folder, name)
+            # To ask for remote ones would be a request each; reading tells as well.
+            if not storage.is_url(member) and not os.path.exists(member):
                 raise _missing_member(path, number, name, member, relative_to)
             if member.endswith(BUNDLE_SUFFIX):
                 _collect(member, relative_to, archives, done, (*open_bundles, real))
@@ -59,6 +61,8 @@ def _collect(
 
 def _read_text(path: str) -> str:
     try:
+        if storage.is_url(path):
+            return storage.read_bytes(path).decode("utf-8")
         with open(path, "rb") as file:
             return file.read().decode("utf-8")
     except FileNotFoundError:
