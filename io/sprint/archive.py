@@ -250,8 +250,8 @@ class Archive(EntryReader):
         else:
             found, lost = recovery.scan_intact(self.data, self.path)
         self.lost = tuple((_text(name, self.encoding), error) for name, error in lost)
-        rows = np.array([item[1:] for item in found], np.int64).reshape(len(found), 4)
-        names, name_offset = concatenate_names([item.name for item in found])
+        rows = np.array(found, np.int64).reshape(len(found), 4)
+        names, name_offset = concatenate_names([entry.name(self.data) for entry in found])
         return EntryTable(
             names=names,
             name_offset=name_offset,

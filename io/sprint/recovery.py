@@ -21,10 +21,12 @@ _U64 = struct.Struct("<Q")
 _SIZES = struct.Struct("<III")
 
 
-class FoundEntry(NamedTuple):
-    """An entry that a scan found; all numbers are bytes."""
+class Header(NamedTuple):
+    """Where the parts of an entry are due; all numbers are bytes.
 
-    name: bytes
+    The name is not read with it: what is no entry may claim the whole file as its name.
+    """
+
     name_position: int
     payload: int
     size: int
@@ -35,11 +37,20 @@ class FoundEntry(NamedTuple):
         """First byte behind the stored data: where the end tag is due."""
         return self.payload + (self.compressed or self.size)
 
+    @property
+    def name_end(self) -> int:
+        """First byte behind the name."""
+        return self.payload - _SIZES.size
+
+    def name(self, data: mmap.mmap) -> bytes:
+        """The name, undecoded."""
+        return data[self.name_position : self.name_end]
+
 
 Lost = list[tuple[bytes, SourceFormatError]]
 
 
-def scan_like_rasr(data: mmap.mmap, path: str) -> tuple[list[FoundEntry], Lost]:
+def scan_like_rasr(data: mmap.mmap, path: str) -> tuple[list[Header], Lost]:
     """The entries that RASR's C++ recovers.
 
     An entry counts even if its end tag is wrong. Between entries the scan looks for a start tag
@@ -48,7 +59,7 @@ def scan_like_rasr(data: mmap.mmap, path: str) -> tuple[list[FoundEntry], Lost]:
     Raises:
         SourceFormatError: where RASR refuses the archive: it ends inside an entry's header.
     """
-    found: list[FoundEntry] = []
+    found: list[Header] = []
     position, total = HEADER_BYTES, len(data)
     while True:
         position = _next_aligned_tag(data, position)
@@ -64,19 +75,19 @@ def scan_like_rasr(data: mmap.mmap, path: str) -> tuple[list[FoundEntry], Lost]:
                 hint="recover=True reads its intact entries.",
             )
         if entry.end + 4 > total:
-            return found, [(entry.name, _incomplete(entry, path, total))]
-        if entry.name:
+            return found, [_incomplete(data, entry, path, total)]
+        if entry.name_end > entry.name_position:
             found.append(entry)
         position = entry.end + 4
 
 
-def scan_intact(data: mmap.mmap, path: str) -> tuple[list[FoundEntry], Lost]:
+def scan_intact(data: mmap.mmap, path: str) -> tuple[list[Header], Lost]:
     """All intact entries, and what else there was.
 
     The chain of entries is followed as long as it holds together. Where it breaks, the next
     start tag counts whose entry has its end tag in the right place.
     """
-    found: list[FoundEntry] = []
+    found: list[Header] = []
     lost: Lost = []
     position, total = HEADER_BYTES, len(data)
     while position < total:
@@ -86,13 +97,13 @@ def scan_intact(data: mmap.mmap, path: str) -> tuple[list[FoundEntry], Lost]:
             _report(lost, data, path, position, resume, entry)
             position = resume
             continue
-        if entry.name:
+        if entry.name_end > entry.name_position:
             found.append(entry)
         position = entry.end + 4
     return found, lost
 
 
-def _read_header(data: mmap.mmap, position: int) -> FoundEntry | None:
+def _read_header(data: mmap.mmap, position: int) -> Header | None:
     """The entry whose start tag is due at the position; None if the file ends in its header."""
     total = len(data)
     if position + 8 > total:
@@ -102,8 +113,7 @@ def _read_header(data: mmap.mmap, position: int) -> FoundEntry | None:
     if sizes + _SIZES.size > total:
         return None
     size, compressed, _ = _SIZES.unpack_from(data, sizes)
-    name = data[position + 8 : sizes]
-    return FoundEntry(name, position + 8, sizes + _SIZES.size, size, compressed)
+    return Header(position + 8, sizes + _SIZES.size, size, compressed)
 
 
 def _next_aligned_tag(data: mmap.mmap, start: int) -> int:
@@ -113,14 +123,16 @@ def _next_aligned_tag(data: mmap.mmap, start: int) -> int:
     return position
 
 
-def _holds_together(data: mmap.mmap, position: int, entry: FoundEntry) -> bool:
+def _holds_together(data: mmap.mmap, position: int, entry: Header) -> bool:
     """Whether two of the three marks of an entry are right: its tags, and what follows it."""
     if entry.end + 4 > len(data):
         return False
     starts = data[position : position + 4] == START_TAG
     ends = data[entry.end : entry.end + 4] == END_TAG
     behind = data[entry.end + 4 : entry.end + 8]
-    return starts + ends + (behind in (START_TAG, b"")) >= 2 and (starts or bool(entry.name))
+    return starts + ends + (behind in (START_TAG, b"")) >= 2 and (
+        starts or entry.name_end > entry.name_position
+    )
 
 
 def _next_intact(data: mmap.mmap, start: int) -> int:
@@ -134,10 +146,12 @@ def _next_intact(data: mmap.mmap, start: int) -> int:
 
 
 def _report(
-    lost: Lost, data: mmap.mmap, path: str, start: int, end: int, entry: FoundEntry | None
+    lost: Lost, data: mmap.mmap, path: str, start: int, end: int, entry: Header | None
 ) -> None:
-    if entry is not None and data[start : start + 4] == START_TAG:
-        lost.append((entry.name, _incomplete(entry, path, end)))
+    is_entry = entry is not None and data[start : start + 4] == START_TAG
+    # A name that reaches into the next entry is none; there could be any number of them.
+    if is_entry and entry.payload <= end:
+        lost.append(_incomplete(data, entry, path, end))
     elif not _is_old_table(data, start, end):
         error = SourceFormatError(
             "bytes that belong to no entry", path, None, start, found=f"{end - start} bytes"
@@ -153,12 +167,16 @@ def _is_old_table(data: mmap.mmap, start: int, end: int) -> bool:
     return HEADER_BYTES <= table <= start and (holes == 0 or table < holes < end)
 
 
-def _incomplete(entry: FoundEntry, path: str, end: int) -> SourceFormatError:
-    return SourceFormatError(
+def _incomplete(
+    data: mmap.mmap, entry: Header, path: str, end: int
+) -> tuple[bytes, SourceFormatError]:
+    name = entry.name(data)
+    error = SourceFormatError(
         "the entry is incomplete or damaged",
         path,
-        entry.name.decode("utf-8", "backslashreplace"),
+        name.decode("utf-8", "backslashreplace"),
         entry.payload,
         f"{entry.end - entry.payload} bytes and an end tag",
         f"{max(end - entry.payload, 0)} bytes",
     )
+    return name, error

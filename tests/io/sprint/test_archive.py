@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import tracemalloc
 import zlib
 
 import h5py
@@ -418,6 +419,136 @@ def test_entries_larger_than_2_gib(tmp_path, writer):
             for entry, last in enumerate(b"xy"):
                 with archive.payload(entry) as view:
                     assert (len(view), view[0], view[-1]) == (size, 0, last)
+
+
+# Statements of docs/sprint-format.md that no archive of RASR shows.
+
+
+def test_optional_fields_of_gzip_headers(make, writer):
+    """RASR writes none of them, but skips them all."""
+    data = b"payload " * 9
+    body = writer.member(data)[10:]
+    fields = b"\5\0extra" + b"name\0" + b"comment\0"
+    head = bytes([0x1F, 0x8B, 8, 4 | 8 | 16, 0, 0, 0, 0, 0, 3]) + fields
+    head_crc = bytes([0x1F, 0x8B, 8, 4 | 8 | 16 | 2, 0, 0, 0, 0, 0, 3]) + fields
+    head_crc += struct.pack("<H", zlib.crc32(head_crc) & 0xFFFF)
+    for stored in (head + body, head_crc + body):
+        with Archive(make(compressed_archive(writer, stored, len(data)))) as archive:
+            assert archive.payload(0) == data
+
+
+def test_compressed_data_without_a_gzip_header(make, writer):
+    path = make(compressed_archive(writer, zlib.compress(b"payload"), 7))
+    with Archive(path) as archive, pytest.raises(SourceFormatError, match="incorrect header check"):
+        archive.payload(0)
+
+
+def compressed_archive(writer, stored, size):
+    head = b"SP_ARC1\0\1" + writer.START + writer.string("x")
+    body = head + struct.pack("<III", size, len(stored), 0) + stored + writer.END
+    row = writer.string("x") + struct.pack("<QII", len(head), size, len(stored))
+    holes = len(body) + 4 + len(row)
+    return body + struct.pack("<I", 1) + row + struct.pack("<IQQ", 0, holes, len(body))
+
+
+def test_the_place_of_the_table_of_holes_is_not_used(make, writer):
+    data = writer.archive([("a", b"1")])
+    for place in (0, 3, 2**64 - 1):
+        with Archive(make(data[:-16] + struct.pack("<Q", place) + data[-8:])) as archive:
+            assert names_of(archive) == ["a"]
+
+
+def test_archives_of_python_writers_have_no_table_of_holes(make, writer):
+    data = writer.archive([("a", b"1"), ("b", b"2")])
+    with Archive(make(data[:-20] + struct.pack("<Q", 0) + data[-8:])) as archive:
+        assert names_of(archive) == ["a", "b"]
+
+
+def test_bytes_behind_the_trailer(make, writer):
+    path = make(writer.archive([("a", b"1"), ("b", b"2")]) + b"more")
+    with pytest.raises(SourceFormatError, match="recover='force' reads its intact entries"):
+        Archive(path)
+    with Archive(path, recover="force") as archive:
+        assert payloads(archive) == [b"1", b"2"]
+
+
+def test_the_order_is_that_of_the_table(make, writer):
+    data = writer.archive([("a", b"1"), ("b", b"2"), ("c", b"3")], order=[2, 0, 1])
+    with Archive(make(data)) as archive:
+        assert names_of(archive) == ["c", "a", "b"]
+        assert payloads(archive) == [b"3", b"1", b"2"]
+    for recover in (True, "rasr"):
+        with Archive(make(data[:8] + b"\0" + data[9:]), recover=recover) as archive:
+            assert names_of(archive) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_first_of_duplicate_names_wins_in_a_scan(make, writer, recover):
+    data = writer.archive([("a", b"1"), ("b", b"2"), ("a", b"3")], closed=False)
+    with Archive(make(data), recover=recover) as archive:
+        assert dict(zip(names_of(archive), payloads(archive), strict=True)) == {
+            "a": b"1",
+            "b": b"2",
+        }
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_a_wrong_end_tag_is_accepted(make, writer, recover):
+    data = bytearray(writer.archive([("a", b"1"), ("b", b"2")], closed=False))
+    data[data.index(writer.END)] ^= 0xFF
+    with Archive(make(bytes(data)), recover=recover) as archive:
+        assert payloads(archive) == [b"1", b"2"]
+        assert archive.lost == ()
+
+
+@pytest.mark.parametrize("recover", [True, "rasr"])
+def test_a_writer_that_crashed_before_its_first_entry(make, recover):
+    with Archive(make(b"SP_ARC1\0\0"), recover=recover) as archive:
+        assert (len(archive), archive.lost, archive.complete) == (0, (), False)
+
+
+@pytest.mark.parametrize("name", ["nul\0byte", "new\nline", "x" * 70_000, "grüß"])
+def test_lost_entries_of_any_name_are_named(make, writer, name):
+    data = writer.archive([("first", b"1"), (name, b"234")], closed=False)
+    with Archive(make(data[:-5])) as archive:
+        assert names_of(archive) == ["first"]
+        ((lost, error),) = archive.lost
+        assert lost == name
+        assert error.entry == name
+        assert error.position == len(data) - 7
+
+
+def test_lost_names_are_no_longer_than_the_gaps(make, writer):
+    """Broken entries that all claim the rest of the file as their name, between intact ones."""
+    whole, _ = writer.entry("x", b"")
+    count, step = 2000, len(whole) + 8
+    names = [(count - i) * step for i in range(count)]
+    gaps = [whole + writer.START + struct.pack("<I", length) for length in names]
+    path = make(b"SP_ARC1\0\0" + b"".join(gaps) + bytes(64))
+    tracemalloc.start()
+    with Archive(path) as archive:
+        assert names_of(archive) == ["x"]
+        assert [name for name, _ in archive.lost[:-1]] == [""] * (count - 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * count * step
+
+
+@pytest.mark.slow
+def test_entries_of_2_gib_that_were_never_finished(tmp_path, writer):
+    """Sparse, as far as its data; the table would have come behind it."""
+    size = 2**31 + 5
+    whole, _ = writer.entry("whole", b"1234")
+    head = writer.START + writer.string("large") + struct.pack("<III", size, 0, 0)
+    with open(tmp_path / "x.cache", "wb") as file:
+        file.write(b"SP_ARC1\0\0" + whole + head)
+        file.truncate(file.tell() + size - 1)
+    with Archive(tmp_path / "x.cache") as archive:
+        assert payloads(archive) == [b"1234"]
+        ((name, error),) = archive.lost
+        assert name == "large"
+        assert error.expected == f"{size} bytes and an end tag"
+        assert error.found == f"{size - 1} bytes"
 
 
 # Properties.
