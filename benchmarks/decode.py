@@ -1,33 +1,43 @@
 """Decoding of Sprint archives next to `returnn.sprint.cache`, per payload type.
 
-    python benchmarks/decode.py [--num_seqs=100] [--num_frames=500] [--repeats=5]
+    python benchmarks/decode.py [--num_seqs=100] [--num_frames=500] [--repeats=9] [--save]
 
 Both sides read the same archives from the page cache and leave one array per sequence with its
-final element type: features copied out of the file, alignments as classes by state tying. Times
-are medians over the repeats; opening the archive is not part of them.
+final element type: features copied out of the file, alignments as classes by state tying. They take
+turns; figures are medians of processor time over the repeats, and opening the archive is not part
+of them. What zlib needs for compressed entries alone stands beside them.
+
+The other public reader, `i6_core/lib/rasr_cache.py`, is in no package on PyPI: it is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+from environment import environment
 from returnn.sprint.cache import AllophoneLabeling, FileArchive
 
 from seqshard.io.records import StreamSpec
 from seqshard.io.sources import Source, open_source
-from seqshard.io.sprint.alignment import Alignment
+from seqshard.io.sprint.archive import Archive
 from seqshard.io.sprint.writer import ArchiveWriter, hard_alignment
 
+RESULT = Path(__file__).with_name("decode.json")
 _DIM = 40
 _PHONEMES = 40
 _STATES = 3
+_SOFT = 3
 
 
 def main() -> None:
@@ -35,24 +45,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num_seqs", type=int, default=100)
     parser.add_argument("--num_frames", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     args = parser.parse_args()
     warnings.simplefilter("ignore", ResourceWarning)  # RETURNN does not close label files
+    rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = _write_labels(folder)
         print(f"{args.num_seqs} sequences of {args.num_frames} frames, µs per frame, medians")
-        print(f"{'payload':34}{'seqshard':>10}{'returnn':>10}{'ratio':>8}")
-        for name, make in _PAYLOADS.items():
+        print(f"{'payload':42}{'seqshard':>10}{'returnn':>10}{'ratio':>8}{'zlib':>10}")
+        for name in _PAYLOADS:
             for compressed in (False, True):
-                path = os.path.join(folder, f"{name}.{compressed}.cache")
-                with ArchiveWriter(path, compressed=compressed) as writer:
-                    for number in range(args.num_seqs):
-                        make(writer, f"corpus/{number}", args.num_frames)
-                ours = _time(_our_reader(path, name, files), args.repeats)
-                theirs = _time(_returnn_reader(path, name, files), args.repeats)
-                scale = 1e6 / (args.num_seqs * args.num_frames)
                 title = f"{name}{', compressed' if compressed else ''}"
-                print(f"{title:34}{ours * scale:10.4f}{theirs * scale:10.3f}{theirs / ours:8.0f}")
+                rows[title] = row = _measure(folder, name, compressed, files, args)
+                figures = f"{row['seqshard']:10.4f}{row['returnn']:10.3f}{row['ratio']:8.1f}"
+                inflate = f"{row['zlib']:10.4f}" if compressed else ""
+                print(f"{title:42}{figures}{inflate}")
+    if args.save:
+        report = {"unit": "microseconds per frame", "rows": rows}
+        report |= environment(["numpy", "returnn"])
+        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _measure(
+    folder: str, name: str, compressed: bool, files: dict[str, str], args: argparse.Namespace
+) -> dict[str, float]:
+    """Microseconds per frame of each reader, and RETURNN's over ours."""
+    path = os.path.join(folder, f"{name}.{compressed}.cache")
+    with ArchiveWriter(path, compressed=compressed) as writer:
+        for number in range(args.num_seqs):
+            _PAYLOADS[name](writer, f"corpus/{number}", args.num_frames)
+    readers = {
+        "seqshard": _our_reader(path, name, files),
+        "returnn": _returnn_reader(path, name, files),
+    }
+    if compressed:
+        readers["zlib"] = _zlib_reader(path)
+    seconds = _time(readers.values(), args.repeats)
+    frames = args.num_seqs * args.num_frames
+    row = {key: 1e6 * own / frames for key, own in zip(readers, seconds, strict=True)}
+    return row | {"ratio": row["returnn"] / row["seqshard"]}
 
 
 def _our_reader(path: str, name: str, files: dict[str, str]) -> Callable[[], list[np.ndarray]]:
@@ -92,15 +124,26 @@ def _returnn_reader(path: str, name: str, files: dict[str, str]) -> Callable[[],
     ]
 
 
-def _time(read: Callable[[], list[np.ndarray]], repeats: int) -> float:
-    """Median seconds of a call."""
-    read()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        read()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def _zlib_reader(path: str) -> Callable[[], list[bytes]]:
+    with Archive(path) as archive:
+        entries = archive.sequences
+        begin, end = archive.table.payload[entries], (archive.table.payload + archive.table.stored)
+        places = zip(begin.tolist(), end[entries].tolist(), strict=True)
+        stored = [archive.data[first:last] for first, last in places]
+    return lambda: [zlib.decompress(data, wbits=31) for data in stored]
+
+
+def _time(readers: Iterable[Callable[[], list]], repeats: int) -> list[float]:
+    """Median seconds of processor time of a call of each, taking turns."""
+    readers = list(readers)
+    seconds: list[list[float]] = [[] for _ in readers]
+    for turn in range(repeats + 1):
+        for read, own in zip(readers, seconds, strict=True):
+            start = time.process_time()
+            read()
+            if turn > 0:  # the first one warms up
+                own.append(time.process_time() - start)
+    return [statistics.median(own) for own in seconds]
 
 
 def _write_labels(folder: str) -> dict[str, str]:
@@ -136,20 +179,22 @@ def _make_hard(writer: ArchiveWriter, name: str, num_frames: int) -> None:
 
 def _make_weighted(writer: ArchiveWriter, name: str, num_frames: int) -> None:
     hard = hard_alignment(_labels(num_frames))
-    writer.add_alignment(name, _weighted(hard))
+    writer.add_alignment(name, replace(hard, weight=np.full(num_frames, 0.5)))
 
 
-def _weighted(hard: Alignment) -> Alignment:
-    weight = np.full(len(hard), 0.5)
-    return Alignment(
-        hard.time, hard.label, weight, hard.emission, hard.packet_offset, hard.packet_times, None
-    )
+def _make_soft(writer: ArchiveWriter, name: str, num_frames: int) -> None:
+    hard = hard_alignment(np.repeat(_labels(num_frames), _SOFT))
+    hard.label[1::_SOFT] = 3
+    hard.label[2::_SOFT] = 5 + (1 << 26)
+    weight = np.tile([0.25, 0.5, 0.125], num_frames)
+    writer.add_alignment(name, replace(hard, time=hard.time // _SOFT, weight=weight))
 
 
 _PAYLOADS: dict[str, Callable[[ArchiveWriter, str, int], None]] = {
     "features f32, 40 dimensions": _make_features,
     "run-length alignment": _make_hard,
     "weighted alignment": _make_weighted,
+    "weighted alignment, 3 a frame": _make_soft,
 }
 
 
