@@ -9,7 +9,7 @@ from fuzz_seeds import seeds
 from fuzz_targets import TARGETS, Violation, check
 
 # Times in which an input that is damaged at random is read; the slow targets get fewer.
-NUM_MUTATIONS = {"archive": 150, "mutated": 150, "labels": 150}
+NUM_MUTATIONS = {"archive": 100, "mutated": 100, "labels": 100}
 
 
 def mutate(data, rng):
@@ -37,9 +37,9 @@ def mutate(data, rng):
 def test_seeds_and_their_mutations(name, tmp_path):
     rng = random.Random(name)
     starts = seeds(name)
-    for data in rng.sample(starts, min(len(starts), 30)):
+    for data in rng.sample(starts, min(len(starts), 20)):
         check(TARGETS[name], data, tmp_path)
-    for _ in range(NUM_MUTATIONS.get(name, 400)):
+    for _ in range(NUM_MUTATIONS.get(name, 250)):
         check(TARGETS[name], mutate(rng.choice(starts), rng), tmp_path)
 
 
