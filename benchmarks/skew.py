@@ -126,8 +126,7 @@ def run_build(config: Path, output: Path, num_workers: int) -> Run:
     command += [f"--config={config}", f"--output={output}", f"--num_shards={NUM_SHARDS}"]
     command += [f"--direct_num_workers={num_workers}"]
     start, peak = time.perf_counter(), 0
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
