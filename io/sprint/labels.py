@@ -101,20 +101,6 @@ def measure_heads(heads: np.ndarray, size: np.ndarray) -> np.ndarray:
     return np.where(size == 0, 0, np.where(simple, items, -1))
 
 
-def _is_weighted(heads: np.ndarray, version: int) -> np.ndarray:
-    """bool: entries that begin like one weighted packet of that version."""
-    word = np.ascontiguousarray(heads[:, _ITEMS_AT:]).view("<u4")[:, 0]
-    prefix = (heads[:, :_MAGIC_AT] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
-    return prefix & np.isin(_magics(heads), MAGICS) & (word == WEIGHTED | version)
-
-
-def _groups(rows: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:
-    """The rows in groups of similar size in bytes, so that what is made of them fits the cache."""
-    if len(rows):
-        number = np.cumsum(size) // _GROUP_BYTES
-        yield from np.split(rows, np.flatnonzero(np.diff(number)) + 1)
-
-
 def _magics(heads: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(heads[:, _MAGIC_AT:_ITEMS_AT]).view("S8")[:, 0]
 
@@ -158,6 +144,76 @@ def _best_items(time: np.ndarray, weight: np.ndarray, packet_offset: np.ndarray)
     return best[np.diff(frame, prepend=0) != 0]
 
 
+@dataclass(frozen=True)
+class _SoftLabels:
+    """The labels of largest weight of weighted entries, those of one entry behind one another.
+
+    Attributes:
+        label: int32 [frames], as stored.
+        length: int64 [entries], frames; 0 for entries that are not as usual.
+        emission: bool [entries], whether the labels are classes already.
+    """
+
+    label: np.ndarray
+    length: np.ndarray
+    emission: np.ndarray
+
+
+def _decode_soft(data: Buffer, begin: np.ndarray, size: np.ndarray, version: int) -> _SoftLabels:
+    """Decodes entries that begin like one weighted packet.
+
+    Args:
+        begin, size: int64 [entries], bytes.
+        version: of the weighted scheme.
+    """
+    view = memoryview(data)
+    places = zip(begin.tolist(), (begin + size).tolist(), strict=True)
+    joined = b"".join([*(view[first:last] for first, last in places), bytes(PADDING)])
+    last = np.cumsum(size)
+    first, end = last - size, last - TIMES_BYTES
+    magics = _magics(gather(joined, first, HEAD_BYTES))
+    found = decode_weighted_many(joined, first + HEAD_BYTES, end, version)
+    best = _best_items(found.time, found.weight, found.offset)
+    length = np.diff(np.searchsorted(best, found.offset))
+    # Entries whose weights are all 1 are hard: all their items count.
+    num_soft = np.diff(np.append(0, np.cumsum(found.weight != 1))[found.offset])
+    # Only an alphabet may follow the items.
+    is_usual = (num_soft > 0) & ((found.stop < end) == (magics == ALPHABET_MAGIC))
+    best = best[np.repeat(is_usual, length)]
+    return _SoftLabels(found.label[best], np.where(is_usual, length, 0), magics == EMISSIONS_MAGIC)
+
+
+def measure_weighted(
+    data: Buffer, heads: np.ndarray, begin: np.ndarray, size: np.ndarray
+) -> np.ndarray:
+    """int64: frames of weighted entries that are as usual; -1 for all others.
+
+    Args:
+        data: holds the payloads.
+        heads: uint8 [entries, HEAD_BYTES], the first bytes of the payloads.
+        begin, size: int64 [entries], bytes.
+    """
+    length = np.full(len(size), -1)
+    for rows, version in _weighted_groups(heads, size):
+        found = _decode_soft(data, begin[rows], size[rows], version).length
+        length[rows] = np.where(found > 0, found, -1)
+    return length
+
+
+def _weighted_groups(heads: np.ndarray, size: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """Entries that begin like one weighted packet, in groups that fit the cache; the version."""
+    word = np.ascontiguousarray(heads[:, _ITEMS_AT:]).view("<u4")[:, 0]
+    prefix = (heads[:, :_MAGIC_AT] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
+    is_packet = prefix & np.isin(_magics(heads), MAGICS) & (size <= _MAX_WEIGHTED)
+    is_packet &= size >= HEAD_BYTES + TIMES_BYTES
+    for version in (1, 2):
+        rows = np.flatnonzero(is_packet & (word == WEIGHTED | version))
+        number = np.cumsum(size[rows]) // _GROUP_BYTES
+        for group in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
+            if len(group):
+                yield group, version
+
+
 Fail = Callable[[int, SourceFormatError], SourceFormatError]
 
 
@@ -195,10 +251,9 @@ class LabelReader:
         if len(rows):
             self._read_simple(rows, begin, size, length, _magics(heads), out, start)
         rest = ~simple & (size > 0)
-        for version in (1, 2) if self._classes.soft == "best" else ():
-            rows = np.flatnonzero(rest & _is_weighted(heads, version) & (size <= _MAX_WEIGHTED))
-            for group in _groups(rows, size[rows]):
-                done = self._read_weighted(group, begin, size, length, version, out, start)
+        if self._classes.soft == "best":
+            for rows, version in _weighted_groups(heads, size):
+                done = self._read_weighted(rows, begin, size, length, version, out, start)
                 rest[done] = False
         for row in np.flatnonzero(rest).tolist():
             first = int(start[row])
@@ -246,23 +301,12 @@ class LabelReader:
         start: np.ndarray,
     ) -> np.ndarray:
         """Reads the rows that are as usual, and returns them."""
-        view = memoryview(self._data)
-        places = zip(begin[rows].tolist(), (begin + size)[rows].tolist(), strict=True)
-        data = b"".join([*(view[first:last] for first, last in places), bytes(PADDING)])
-        last = np.cumsum(size[rows])
-        first, end = last - size[rows], last - TIMES_BYTES
-        magics = _magics(gather(data, first, HEAD_BYTES))
-        found = decode_weighted_many(data, first + HEAD_BYTES, end, version)
-        best = _best_items(found.time, found.weight, found.offset)
-        bounds = np.searchsorted(best, found.offset)
-        num_soft = np.append(0, np.cumsum(found.weight != 1))[found.offset]
-        # Entries whose weights are all 1 are hard: all their items count.
-        done = found.is_read & (np.diff(bounds) == length[rows]) & (np.diff(num_soft) > 0)
-        done &= (found.stop < end) == (magics == ALPHABET_MAGIC)
-        is_done = np.repeat(done, np.diff(bounds))
-        labels = found.label[best[is_done]]
-        row = np.repeat(np.arange(len(rows)), np.diff(bounds))[is_done]
-        emission = (magics == EMISSIONS_MAGIC)[row]
+        found = _decode_soft(self._data, begin[rows], size[rows], version)
+        done = (found.length == length[rows]) & (found.length > 0)
+        row = np.repeat(np.arange(len(rows)), found.length)
+        due = np.flatnonzero(done[row])
+        row, labels = row[due], found.label[due]
+        emission = found.emission[row]
         classes, bad = self._classes.of(labels, emission)
         if bad >= 0:
             error = self._classes.error(int(labels[bad]), bool(emission[bad]))

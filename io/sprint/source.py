@@ -285,6 +285,8 @@ class AlignmentSource(ArchiveSource):
         entries = archive.sequences
         heads, errors = self._read_heads(entries, labels.HEAD_BYTES)
         length = labels.measure_heads(heads, archive.table.size[entries])
+        if self._classes.soft == "best":
+            self._measure_weighted(entries, heads, length, errors)
 
         def measure(row: int, data: Buffer) -> None:
             length[row] = len(labels.hard_labels(decode_alignment(data), self._classes.soft)[0])
@@ -292,6 +294,23 @@ class AlignmentSource(ArchiveSource):
         self._measure_rest(entries, np.flatnonzero(length < 0), errors, measure)
         fingerprint = label_fingerprint(archive.fingerprint, self._classes)
         return self._build_index(entries, length, label_format(self._classes), fingerprint, errors)
+
+    def _measure_weighted(
+        self,
+        entries: np.ndarray,
+        heads: np.ndarray,
+        length: np.ndarray,
+        errors: dict[int, SeqshardError],
+    ) -> None:
+        """Sets the lengths of intact weighted entries that are stored as they are."""
+        table = self._archive.table
+        rest = (length < 0) & (table.compressed[entries] == 0)
+        rest[list(errors)] = False
+        rows = np.flatnonzero(rest)
+        own = entries[rows]
+        length[rows] = labels.measure_weighted(
+            self._data, heads[rows], table.payload[own], table.size[own]
+        )
 
     def read_many(
         self,

@@ -149,3 +149,24 @@ def test_labels_without_a_class_are_named(writer, make):
         columns = index.position, index.length, index.num_bytes, index.raw_bytes
         with pytest.raises(SourceFormatError, match=r"'b', .*no class .expected 0 to 4, found 5"):
             source.read_many(*columns, np.zeros(3, np.int8), np.arange(3))
+
+
+def test_lengths_need_no_decoding_one_by_one(writer, make, monkeypatch):
+    """Damaged and outlying entries among usual ones are listed as ever."""
+    spec = StreamSpec("classes", "sprint-alignment", num_labels=9, soft="best")
+    packet = writer.weighted([(None, [(1, 0.25), (2, 0.5)]), (None, [(3, 0.5)])], b"ALIGNEMI")
+    good = writer.alignment(packet)
+    entries = [("a", good), ("b", good[:-20]), ("c", good), ("d", b""), ("e", good)]
+    data = bytearray(writer.archive(entries, compressed=(4,), checksum={2: 1}))
+    path = make(bytes(data))
+    with AlignmentSource(path, spec) as source:
+        index = source.index()
+    assert dict(zip(index.tag.to_pylist(), index.length.tolist(), strict=True)) == {
+        "a": 2,
+        "d": 0,
+        "e": 2,
+    }
+    assert [tag for tag, _ in index.damaged] == ["b", "c"]
+    monkeypatch.setattr("seqshard.io.sprint.source.decode_alignment", None)
+    with AlignmentSource(make(writer.archive([("a", good), ("b", good)])), spec) as source:
+        assert source.index().length.tolist() == [2, 2]
