@@ -20,9 +20,9 @@ import tempfile
 import zlib
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
+# Those of fuzz_targets.py, which must not be imported before atheris can instrument it.
 TARGETS = (
     "archive",
     "mutated",
@@ -129,6 +129,7 @@ def _fuzz(args: argparse.Namespace) -> int:
 
 def _add_report(path: Path, results: dict[str, dict[str, object]]) -> None:
     """Adds up the runs of each target, with the newest coverage."""
+    sys.path.append(str(BENCHMARKS))
     from environment import environment
 
     report = json.loads(path.read_text()) if path.exists() else {}

@@ -125,10 +125,9 @@ def read_mutated_archive(data: bytes, folder: Path) -> int:
     original, entries = archives[data[1] % len(archives)]
     edits = [data[i : i + 4] for i in range(2, len(data) - 3, 4)][:8]
     damaged, touched = _edit(original, edits)
-    path = _write(folder, damaged)
     result = read_archive(data[:1] + damaged, folder) + len(damaged)
     if touched is not None:
-        _check_intact(path, original, entries, touched)
+        _check_intact(_write(folder, damaged), original, entries, touched)
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import fuzz
 import pytest
 from fuzz_seeds import seeds
 from fuzz_targets import TARGETS, Violation, check
@@ -41,6 +42,10 @@ def test_seeds_and_their_mutations(name, tmp_path):
         check(TARGETS[name], data, tmp_path)
     for _ in range(NUM_MUTATIONS.get(name, 250)):
         check(TARGETS[name], mutate(rng.choice(starts), rng), tmp_path)
+
+
+def test_the_fuzzer_knows_all_targets():
+    assert list(TARGETS) == list(fuzz.TARGETS)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 40])
