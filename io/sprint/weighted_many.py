@@ -66,6 +66,7 @@ def decode_weighted_many(
     frame, packet = _follow(after, first, end)
     count = octets.take(frame) >> 1
     is_frame = (after.take(frame) < len(data) - 1) & (frame < end.take(packet))
+    # Frames count until the packet has its items: what follows is something else.
     total = np.append(0, np.cumsum(count * is_frame, dtype=np.int64))
     begins = np.cumsum(np.bincount(packet, minlength=len(begin)))[:-1]
     limit = total.take(np.append(0, begins)) + num_items
@@ -74,6 +75,7 @@ def decode_weighted_many(
     stop = first.copy()
     stop[packet] = after.take(frame)  # of several frames the last one counts
     is_read = (np.bincount(packet, count, len(begin)) == num_items) & (stop <= end)
+    is_read &= width.take(begin) <= _MAX_PACKED
     due = np.flatnonzero(is_read.take(packet))
     frame, packet, count = frame.take(due), packet.take(due), count.take(due)
     time, place = _times(data, width, frame, packet)

@@ -102,6 +102,7 @@ def test_what_is_left_to_the_other_decoder(writer):
         "a long head": body(1, b"\x82\0", item),
         "no frames at all": body(9),
         "no length": b"\xff" * 9,
+        "33 bits of items": b"\x81\x80\x80\x80\x10" + b"\0\2" + item,
     }
     good = body(1, b"\3", b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x0f" + item[2:])
     for name, data in wrong.items():
