@@ -403,6 +403,8 @@ def _batches_of_frames(parts: Iterable[Part], limits: BatchLimits) -> Iterator[B
             length = end - start
             used = batch.get_all_slices_num_frames().copy_like(length)
             length = NumbersDict.min([length, limits.batch_size.copy_like(length) - used])
+            if length.max_value() <= 0:
+                raise ConfigError("a batch has no room for a frame", found=f"{limits.batch_size}")
             batch.add_frames(seq_idx, start, length)
             frames = batch.get_all_slices_num_frames()
             full = frames.any_compare(limits.batch_size, lambda a, b: a >= b)

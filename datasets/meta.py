@@ -129,8 +129,8 @@ class MetaDataset(CachedDataset2):
         return len(self._get_tags(self.default_dataset_key))
 
     def get_num_timesteps(self) -> Any:
-        """Frames in the corpus."""
-        if self._seq_lens_file:
+        """Frames in the corpus; per data key where the list and the lengths come from files."""
+        if self._seq_lens_file and self._seq_list_file is not None:
             return sum(map(self._lens_of, self.get_all_tags()), start=NumbersDict())
         return self._default.get_num_timesteps()
 
@@ -251,9 +251,9 @@ class MetaDataset(CachedDataset2):
                 f"{self}: there is no sequence with this tag", entry=error.args[0]
             ) from None
 
-    def get_current_seq_order(self) -> Sequence[int]:
+    def get_current_seq_order(self) -> list[int]:
         """Corpus indices of the epoch."""
-        return self._current_seq_order
+        return ordering.as_array(self._current_seq_order).tolist()
 
     def _get_seq_lens(self, epoch: int) -> np.ndarray:
         """Lengths of "data" in the default dataset, [num_seqs]."""

@@ -245,6 +245,9 @@ def test_bad_options():
             dataset.generate_batches(recurrent_net=True, **options).has_more()
     with pytest.raises(ConfigError, match="packed_batch_size needs recurrent_net=True"):
         dataset.generate_batches(recurrent_net=False, batch_size=5, packed_batch_size=5).has_more()
+    longer = make(Dataset, [{"data": 2, "classes": 5}])
+    with pytest.raises(ConfigError, match="a batch has no room for a frame"):
+        batches_of(longer, recurrent_net=False, batch_size={"data": 3})
     with pytest.raises(ValueError, match="cannot advance by 9 batches"):
         make(Dataset, SAME).generate_batches(recurrent_net=True, batch_size=100).advance(9)
 

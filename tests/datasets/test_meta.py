@@ -197,17 +197,21 @@ def test_file_of_lengths(files, tmp_path):
     path.write_text(json.dumps(lens))
     ours = assert_same(options_of(files, seq_lens_file=str(path), seq_ordering="sorted"))
     assert ours.get_current_seq_order()[0] == NUM_SEQS - 1
-    assert ours.get_num_timesteps()["classes"] == sum(range(NUM_SEQS))
+    everything = tmp_path / "all.txt"
+    everything.write_text("\n".join(files["tags"]))
+    both = {"seq_list_file": str(everything), "seq_lens_file": path}
+    listed = init_dataset(options_of(files, **both))
+    assert listed.get_num_timesteps()["classes"] == sum(range(NUM_SEQS))
     for content in ("[1]", "{", '{"a": "b"}', '{"a": 1'):
         path.write_text(content)
         with pytest.raises(SourceFormatError, match="no file of sequence lengths"):
-            init_dataset(options_of(files, seq_lens_file=path)).get_num_timesteps()
+            init_dataset(options_of(files, **both)).get_num_timesteps()
     path.write_text("{}")
     with pytest.raises(MissingSequenceError, match="entry 'corpus/0/ü': the file of lengths lacks"):
-        init_dataset(options_of(files, seq_lens_file=path)).get_num_timesteps()
+        init_dataset(options_of(files, **both)).get_num_timesteps()
     path.unlink()
     with pytest.raises(SourceNotFoundError, match="does not exist"):
-        init_dataset(options_of(files, seq_lens_file=path)).get_num_timesteps()
+        init_dataset(options_of(files, **both)).get_num_timesteps()
 
 
 @returnn_leaves_files_open
