@@ -22,11 +22,11 @@ from seqshard.io.manifest import load_manifest
 from seqshard.io.receipts import Staging
 from seqshard.io.records import StreamSpec
 from seqshard.io.sources import Source
-from seqshard.io.sprint import allophones
+from seqshard.io.sprint import allophones, labels
 from seqshard.io.sprint.alignment import decode_alignment
 from seqshard.io.sprint.archive import Archive
 from seqshard.io.sprint.bundle import read_bundle
-from seqshard.io.sprint.labels import LabelReader, hard_labels
+from seqshard.io.sprint.labels import LabelReader
 from seqshard.io.sprint.messages import parse_message
 from seqshard.io.sprint.packets import Block
 from seqshard.io.sprint.payload import decode_blocks, decode_matrix
@@ -193,9 +193,9 @@ def _open_source(path: str, options: int) -> Source:
 
 
 def _stream(soft: str) -> StreamSpec:
-    labels = DATA / "align"
+    folder = DATA / "align"
     files = {"allophones": "allophones.txt", "state_tying": "state-tying.txt"}
-    paths = {key: str(labels / name) for key, name in files.items()}
+    paths = {key: str(folder / name) for key, name in files.items()}
     return StreamSpec("classes", "sprint-alignment", **paths, silence="si", soft=soft)
 
 
@@ -229,16 +229,9 @@ def decode_labels(data: bytes, folder: Path) -> int:
     """An alignment among others, all at once and one by one."""
     classes = load_classes(_stream("best"))
     good = _good_alignment()
-    expected, _ = classes.of(*hard_labels(decode_alignment(good), "best"))
-    alone = None
-    length = len(expected)
-    try:
-        labels, emission = hard_labels(decode_alignment(data), "best")
-        length = len(labels)
-        values, bad = classes.of(labels, emission)
-        alone = values if bad < 0 else None
-    except SeqshardError:
-        pass
+    expected = _labels_alone(good, classes)
+    alone = _labels_alone(data, classes)
+    length = _claimed_length(data) if alone is None else len(alone)
     pieces = [good, data, good]
     size = np.array([len(piece) for piece in pieces])
     lengths = np.array([len(expected), length, len(expected)])
@@ -254,15 +247,33 @@ def decode_labels(data: bytes, folder: Path) -> int:
     try:
         reader.read(np.cumsum(size) - size, size, lengths, out, start)
     except SeqshardError as error:
-        if alone is not None and len(alone) == length:
+        if alone is not None:
             raise Violation(f"only alone it is readable: {error}") from error
         raise
-    if alone is None:
-        # Hard labels are read without the alphabet and the times behind them.
-        return out.nbytes
-    if not np.array_equal(out, np.concatenate([expected, alone, expected])):
+    # Labels are read without the alphabet behind them.
+    if alone is None and b"AALPHRLE" not in data:
+        raise Violation("only together with others it is readable")
+    if alone is not None and not np.array_equal(out, np.concatenate([expected, alone, expected])):
         raise Violation("together the labels are others than alone")
     return out.nbytes
+
+
+def _labels_alone(data: bytes, classes: labels.Classes) -> np.ndarray | None:
+    """The classes of a payload; None if it is damaged."""
+    with contextlib.suppress(SeqshardError):
+        values, bad = classes.of(*labels.hard_labels(decode_alignment(data), "best"))
+        return values if bad < 0 else None
+    return None
+
+
+def _claimed_length(data: bytes) -> int:
+    """What the index would say of a payload from its headers; 7 if they do not tell."""
+    size, begin = np.array([len(data)]), np.zeros(1, np.int64)
+    head = np.frombuffer(data[: labels.HEAD_BYTES].ljust(labels.HEAD_BYTES, b"\0"), np.uint8)
+    found = int(labels.measure_heads(head[None], size)[0])
+    if found < 0:
+        found = int(labels.measure_weighted(data, head[None], begin, size)[0])
+    return found if found >= 0 else 7
 
 
 @lru_cache
@@ -290,11 +301,11 @@ def read_label_files(data: bytes, folder: Path) -> int:
     other = _write(folder, second, "other")
     for option in ("state_tying", "phonemes"):
         with contextlib.suppress(SeqshardError):
-            labels = allophones.load_label_map(names, **{option: other}, silence="si")
+            label_map = allophones.load_label_map(names, **{option: other}, silence="si")
             ids = np.arange(-4, 40, dtype=np.int32) * (1 << 24)
-            labels.lookup(ids)
+            label_map.lookup(ids)
             for label in ids.tolist():
-                labels.describe(label)
+                label_map.describe(label)
     return len(data)
 
 
