@@ -56,5 +56,5 @@ $(READY): setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[build,test]'
+	$(BIN)/python -m pip install --quiet -e '.[build,test,test-stores]'
 	@touch $@

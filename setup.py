@@ -37,6 +37,8 @@ setup(
         "torch": ["torch>=2.2"],
         "s3": ["s3fs>=2024.2"],
         "gcs": ["gcsfs>=2024.2"],
+        # Apart from "test", as the oldest s3fs goes with no moto of today.
+        "test-stores": ["moto[server]>=5", "s3fs>=2024.2"],
         "test": [
             "pytest>=9",
             "hypothesis>=6.100",

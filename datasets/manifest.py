@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from bisect import bisect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from .seq import DatasetSeq
 
 if TYPE_CHECKING:
     from ..io.index import IndexFile
+    from .shard_copies import ShardCopies
 
 # A map costs a file descriptor. Arrays that were handed out keep their map alive.
 _MAX_MAPPED_SHARDS = 256
@@ -34,6 +35,10 @@ class ManifestDataset(CachedDataset):
     a shard when a sequence of it is first read. Arrays are read-only views of the mapped shards.
     Keys, types, dimensions and orders are those that `HDFDataset` has for the same shards.
 
+    Of a remote dataset, index and shards are read from copies in a `FileCache`, whose size
+    $SEQSHARD_FILE_CACHE_BYTES limits. A thread makes those copies in the order of the epoch, ahead
+    of use. The space of a copy that had to go is free when no array of it is in use any more.
+
     Args:
         manifest: path or URL of the dataset's folder, or of its manifest.json.
         dataset_options: those of `CachedDataset` and `Dataset`.
@@ -44,6 +49,7 @@ class ManifestDataset(CachedDataset):
     Raises:
         ManifestError: if there is no manifest, or it is malformed.
         ManifestVersionError: if its version is unknown.
+        CacheFullError: when reading, if a remote shard is larger than the cache.
         ConfigError: if the shards are in the NextGen layout.
     """
 
@@ -63,7 +69,6 @@ class ManifestDataset(CachedDataset):
         self._num_timesteps = self.info.num_frames[self._length_keys[0]]
         sizes = [shard.num_seqs for shard in self.info.shards]
         self._shard_start: list[int] = np.cumsum([0, *sizes]).tolist()
-        self._copies = contextlib.ExitStack()
         self._index: IndexFile | None = None
         self._mapped: dict[int, MappedFile] = {}
         # Per shard and data key: the frames, and where each sequence starts in them.
@@ -71,6 +76,14 @@ class ManifestDataset(CachedDataset):
         self._tags: dict[int, tuple[memoryview, memoryview]] = {}
         self._lengths: dict[int, list[memoryview]] = {}
         self._num_scans = 0
+        self._shard_copies: ShardCopies | None = None
+        if storage.is_url(self._folder):
+            from ..io.file_cache import FileCache
+            from .shard_copies import ShardCopies
+
+            self._shard_copies = ShardCopies(
+                self._folder, self.info.shards, FileCache(), self._unmap
+            )
 
     def _take_formats(self, streams: dict[str, StreamFormat]) -> None:
         self._length_keys = column_order(streams)
@@ -84,6 +97,19 @@ class ManifestDataset(CachedDataset):
         self.labels = {
             key: list(stream.labels) for key, stream in streams.items() if stream.labels is not None
         }
+
+    def init_seq_order(
+        self,
+        epoch: int | None = None,
+        seq_list: Sequence[str] | None = None,
+        seq_order: Sequence[int] | None = None,
+    ) -> bool:
+        """See `CachedDataset.init_seq_order`."""
+        changed = super().init_seq_order(epoch=epoch, seq_list=seq_list, seq_order=seq_order)
+        if self._shard_copies is not None:
+            shards = np.searchsorted(self._shard_start, self._seq_index, side="right") - 1
+            self._shard_copies.follow(shards)
+        return changed
 
     # Frames.
 
@@ -116,17 +142,20 @@ class ManifestDataset(CachedDataset):
 
     def _map(self, shard: int) -> MappedFile:
         if shard not in self._mapped:
+            copies = self._shard_copies
             if len(self._mapped) >= _MAX_MAPPED_SHARDS:
-                oldest = next(iter(self._mapped))
-                del self._mapped[oldest]
-                self._readers[oldest].clear()
+                (self._unmap if copies is None else copies.release)(next(iter(self._mapped)))
             info = self.info.shards[shard]
-            path = self._local(info.path, info.file_bytes)
+            path = copies.get(shard) if copies else self._check_local(info.path, info.file_bytes)
             self._mapped[shard] = MappedFile(path)
         return self._mapped[shard]
 
-    def _local(self, name: str, num_bytes: int) -> str:
-        """A local path with a file of the dataset, whose size must be the promised one."""
+    def _unmap(self, shard: int) -> None:
+        self._mapped.pop(shard, None)
+        self._readers[shard].clear()
+
+    def _check_local(self, name: str, num_bytes: int) -> str:
+        """The path of a local file of the dataset, whose size must be the promised one."""
         path = storage.join(self._folder, name)
         found = storage.stamp(path).num_bytes if storage.exists(path) else None
         if found != num_bytes:
@@ -137,7 +166,7 @@ class ManifestDataset(CachedDataset):
                 found="no file" if found is None else f"{found} bytes",
                 hint="Run the build again; it repairs what is damaged.",
             )
-        return self._copies.enter_context(storage.local_copy(path))
+        return path
 
     # Tags and lengths.
 
@@ -145,7 +174,11 @@ class ManifestDataset(CachedDataset):
         if self._index is None:
             from ..io.index import IndexFile
 
-            path = self._local(self.info.index.path, self.info.index.num_bytes)
+            info = self.info.index
+            if self._shard_copies is None:
+                path = self._check_local(info.path, info.num_bytes)
+            else:
+                path = self._shard_copies.get_file(info)
             self._index = IndexFile(path, list(self.info.streams), len(self.info.shards))
         return self._index
 

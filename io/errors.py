@@ -174,4 +174,8 @@ class StorageError(SeqshardError):
 
 
 class CacheFullError(OutputError):
-    """A file does not fit into the cache of local copies, beside those that are in use."""
+    """A file does not fit into the cache of local copies."""
+
+
+class CacheBusyError(CacheFullError):
+    """A file does not fit into the cache beside those that are in use now."""

@@ -23,6 +23,7 @@ import xxhash
 
 from . import storage
 from .errors import (
+    CacheBusyError,
     CacheFullError,
     ConfigError,
     ShardIntegrityError,
@@ -118,7 +119,8 @@ class FileCache:
         Raises:
             SourceNotFoundError: if the original does not exist.
             StorageError: if a remote store fails.
-            CacheFullError: if it does not fit into the cache, at once.
+            CacheFullError: if it is larger than the cache.
+            CacheBusyError: if it does not fit beside the copies that are in use, at once.
             OutputError: if the disk refuses.
             SourceFormatError: if the copy is not equal to the original, or that changes.
             ShardIntegrityError: if the original does not have the size and hash that are known.
@@ -241,7 +243,7 @@ class FileCache:
             if _evict(folder):
                 used -= sizes[folder]
         if used + num_bytes > limit:
-            raise CacheFullError(
+            raise CacheBusyError(
                 "the files in use leave no room in the cache",
                 place.copy,
                 expected=f"{num_bytes} bytes",

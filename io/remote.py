@@ -1,8 +1,8 @@
 """Remote files through fsspec: requests that are repeated while there is hope, and large.
 
-Imported only when a path has "://". What the client libraries of the stores raise, which is nearly
-anything, comes out of here as an `OSError`: `FileNotFoundError` and `PermissionError` where the
-store says so, `RemoteError` otherwise.
+fsspec is imported when a path has "://". What the client libraries of the stores raise, which is
+nearly anything, comes out of here as an `OSError`: `FileNotFoundError` and `PermissionError` where
+the store says so, `RemoteError` otherwise.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-import fsspec
-from fsspec.asyn import AsyncFileSystem
-from fsspec.utils import glob_translate
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from .errors import ConfigError, SeqshardError, redact
 
@@ -78,6 +73,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     Raises:
         ConfigError: if fsspec does not know the protocol, or lacks the package for it.
     """
+    import fsspec
+    from fsspec.asyn import AsyncFileSystem
+
     try:
         kind = fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
         # Other processes write too: a listing must not be remembered.
@@ -96,6 +94,8 @@ def store_of(url: str) -> str:
 
 def is_object_store(fs: Any) -> bool:
     """Whether a file appears only when its upload is complete, and folders do not exist."""
+    from fsspec.asyn import AsyncFileSystem
+
     return isinstance(fs, AsyncFileSystem) and not _protocols(fs) & {"ssh", "sftp"}
 
 
@@ -109,11 +109,13 @@ def call(url: str, action: Callable[[Any, str], _Result]) -> _Result:
     Raises:
         FileNotFoundError, PermissionError, RemoteError: see the module.
     """
+    import tenacity
+
     fs, path = filesystem(url)
-    attempts = Retrying(
-        retry=retry_if_exception(may_pass),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random_exponential(FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS),
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(may_pass),
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_random_exponential(FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS),
         reraise=True,
     )
     try:
@@ -153,6 +155,7 @@ def read_whole(url: str) -> bytes:
 
 def glob(pattern: str) -> list[str]:
     """URLs of all files that match a pattern, sorted; its fixed folder is listed once."""
+    from fsspec.utils import glob_translate
 
     def find(fs: Any, path: str) -> list[str]:
         fixed = _MAGIC.split(path, maxsplit=1)[0]

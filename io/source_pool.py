@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from .config import SourceFile
-from .errors import CacheFullError
+from .errors import CacheBusyError
 from .sources import Source, open_source
 from .storage import is_url
 
@@ -112,7 +112,7 @@ class SourcePool:
             return open_archive(file.spec, mirror)
         try:
             return open_source(file.spec, file.path, num_bytes=self._num_bytes.get(ordinal))
-        except CacheFullError:
+        except CacheBusyError:
             if not self._open:
                 raise
             while self._open:
