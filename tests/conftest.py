@@ -48,6 +48,17 @@ def build_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def child_pids() -> Callable[[], set[int]]:
+    """Lists the children of this process, ended ones that nobody waited for included."""
+
+    def children() -> set[int]:
+        lists = Path("/proc/self/task").glob("*/children")
+        return {int(pid) for path in lists for pid in path.read_text().split()}
+
+    return children
+
+
+@pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     """The writer of synthetic corpora that the benchmarks use."""
     spec = importlib.util.spec_from_file_location(

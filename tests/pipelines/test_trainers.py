@@ -86,21 +86,15 @@ def wait_until(condition):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(monkeypatch, tmp_path):
+def nothing_left(monkeypatch, tmp_path, child_pids):
     """No child, and none of the files that a trainer needs, outlives a build."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before = children()  # servers that other tests share
+    children = child_pids()  # servers that other tests share
     yield
     assert not list(folder.glob("seqshard-trainer-*"))
-    assert children() <= before
-
-
-def children():
-    """Process ids of all children of this process, ended ones that nobody waited for included."""
-    lists = pathlib.Path("/proc/self/task").glob("*/children")
-    return {int(pid) for path in lists for pid in path.read_text().split()}
+    assert child_pids() <= children
 
 
 @pytest.fixture(scope="module")
